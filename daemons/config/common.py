@@ -1,0 +1,72 @@
+"""Sections that several processes share."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from daemons.config.base import Section
+from daemons.core.errors import ConfigError
+from daemons.core.units import parse_size
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Size = str | int
+"""Bytes: a number, or text such as "512MiB"."""
+
+
+def size_bytes(value: Size, key: str) -> int:
+    """Raises ConfigError naming `key`."""
+    try:
+        size = parse_size(value)
+    except ConfigError as error:
+        raise ConfigError(f"`{key}`: {error.message}") from None
+    if size <= 0:
+        raise ConfigError(f"`{key}`: must be more than 0 bytes")
+    return size
+
+
+class LogSection(Section, frozen=True, kw_only=True):
+    """How much a daemon says on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class MasterLinkSection(Section, frozen=True, kw_only=True):
+    """Where the master is."""
+
+    endpoint: str = "tcp://127.0.0.1:7700"
+
+
+class TransferSection(Section, frozen=True, kw_only=True):
+    """Data paths. `host` is the address bound and told to others; `port` 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    transports: list[Literal["shm", "tcp"]] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+    unix_dir: str = ""
+    """Directory of the UNIX socket for peers on this host; empty for a private one under /tmp or $RUNTIME_DIRECTORY."""
+    timeout_s: Seconds = 10.0
+
+
+class ModelSection(Section, frozen=True, kw_only=True):
+    """The model an instance serves."""
+
+    path: str
+    """A Hugging Face directory: config.json, *.safetensors, tokenizer.json."""
+    name: str = ""
+    """What clients call it; empty for the directory's name."""
+
+
+class EngineSection(Section, frozen=True, kw_only=True):
+    """How an instance computes. Instances share KV only when dtype, block, chunk and threads are equal."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: str = "cpu"
+    threads: Count = 1
+    block_tokens: Annotated[int, msgspec.Meta(ge=16, le=512, multiple_of=4)] = 64
+    chunk_tokens: Annotated[int, msgspec.Meta(ge=64, le=8192)] = 256
+    """The canonical grid: chunks start at multiples of it, counted from the prompt's start."""
+    kv_memory: Size = "2GiB"
+    """KV arena of this instance."""
+    max_sequences: Count = 256

@@ -1,0 +1,47 @@
+"""/etc/mooncake/mc-decode.toml"""
+
+import msgspec
+
+from daemons.config.base import Section
+from daemons.config.common import (
+    Count,
+    EngineSection,
+    LogSection,
+    MasterLinkSection,
+    ModelSection,
+    Seconds,
+    TransferSection,
+)
+
+
+class NodeSection(Section, frozen=True, kw_only=True):
+    """Who this instance is and where it listens."""
+
+    id: str = "decode"
+    listen: str = "tcp://127.0.0.1:7730"
+    metrics: str = "127.0.0.1:9730"
+
+
+class DecodeSection(Section, frozen=True, kw_only=True):
+    """Batching, pulling and publishing."""
+
+    max_batch: Count = 32
+    max_queued: Count = 256
+    """Requests waiting for KV room; beyond it they are refused."""
+    pull_workers: Count = 1
+    prefill_timeout_s: Seconds = 120.0
+    """A prefill that says nothing for so long has failed."""
+    publish: bool = True
+    """Offer the blocks of answers to the pool, where the canary found them canonical."""
+
+
+class DecodeConfig(Section, frozen=True, kw_only=True):
+    """mc-decode.toml"""
+
+    model: ModelSection
+    node: NodeSection = msgspec.field(default_factory=NodeSection)
+    master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
+    engine: EngineSection = msgspec.field(default_factory=EngineSection)
+    decode: DecodeSection = msgspec.field(default_factory=DecodeSection)
+    transfer: TransferSection = msgspec.field(default_factory=TransferSection)
+    log: LogSection = msgspec.field(default_factory=LogSection)

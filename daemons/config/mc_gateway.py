@@ -1,0 +1,43 @@
+"""/etc/mooncake/mc-gateway.toml"""
+
+import msgspec
+
+from daemons.config.base import Section
+from daemons.config.common import Count, LogSection, MasterLinkSection, Seconds, Size
+
+
+class NodeSection(Section, frozen=True, kw_only=True):
+    """Who this gateway is; it joins the master like every node, but offers nothing."""
+
+    id: str = "gateway"
+
+
+class HttpSection(Section, frozen=True, kw_only=True):
+    """The OpenAI-compatible API; /metrics and /health are on the same port."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body: Size = "8MiB"
+    max_requests: Count = 256
+    """Requests in flight; beyond it 503 with Retry-After."""
+
+
+class RequestSection(Section, frozen=True, kw_only=True):
+    """How a request is carried out."""
+
+    default_max_tokens: Count = 512
+    schedule_timeout_s: Seconds = 1.0
+    timeout_s: Seconds = 600.0
+    max_retries: int = 2
+
+
+class GatewayConfig(Section, frozen=True, kw_only=True):
+    """mc-gateway.toml"""
+
+    models: dict[str, str] = msgspec.field(default_factory=dict)
+    """Name -> directory with tokenizer.json and the chat template."""
+    node: NodeSection = msgspec.field(default_factory=NodeSection)
+    http: HttpSection = msgspec.field(default_factory=HttpSection)
+    request: RequestSection = msgspec.field(default_factory=RequestSection)
+    master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
+    log: LogSection = msgspec.field(default_factory=LogSection)

@@ -1,0 +1,62 @@
+"""/etc/mooncake/mc-master.toml"""
+
+from typing import Literal
+
+import msgspec
+
+from daemons.config.base import Section
+from daemons.config.common import Count, Fraction, LogSection, Seconds
+
+Policy = Literal["random", "least-loaded", "cache-aware", "kvcache-centric", "time"]
+
+
+class NodeSection(Section, frozen=True, kw_only=True):
+    """Who this master is and where it listens."""
+
+    id: str = "master"
+    listen: str = "tcp://127.0.0.1:7700"
+    events: str = "tcp://127.0.0.1:7701"
+    metrics: str = "127.0.0.1:9700"
+    """host:port of /metrics; empty for none."""
+    state_dir: str = ""
+    """Keeps the incarnation counter; empty for $STATE_DIRECTORY, else ~/.local/state/mooncake/<id>."""
+
+
+class MembershipSection(Section, frozen=True, kw_only=True):
+    """Beats are counted, not timed: a master that was stopped expires nobody."""
+
+    beat_interval_s: Seconds = 0.5
+    suspect_beats: Count = 2
+    dead_beats: Count = 6
+
+
+class PoolSection(Section, frozen=True, kw_only=True):
+    """The block pool."""
+
+    high_watermark: Fraction = 0.95
+    low_watermark: Fraction = 0.90
+    lease_s: Seconds = 10.0
+    """How long a match keeps blocks from eviction."""
+
+
+class ConductorSection(Section, frozen=True, kw_only=True):
+    """Who serves a request."""
+
+    policy: Policy = "time"
+    seed: int = 0
+    balancing_threshold: float = 1.5
+    """kvcache-centric: fetch the best prefix when it is this many times the local one."""
+    max_queue_s: Seconds = 60.0
+    """A request whose predicted queue is longer everywhere is rejected with 429."""
+    request_log: Count = 1000
+    """Plans kept for `mcctl request list`."""
+
+
+class MasterConfig(Section, frozen=True, kw_only=True):
+    """mc-master.toml"""
+
+    node: NodeSection = msgspec.field(default_factory=NodeSection)
+    membership: MembershipSection = msgspec.field(default_factory=MembershipSection)
+    pool: PoolSection = msgspec.field(default_factory=PoolSection)
+    conductor: ConductorSection = msgspec.field(default_factory=ConductorSection)
+    log: LogSection = msgspec.field(default_factory=LogSection)

@@ -1,0 +1,46 @@
+"""/etc/mooncake/mc-prefill.toml"""
+
+import msgspec
+
+from daemons.config.base import Section
+from daemons.config.common import (
+    Count,
+    EngineSection,
+    LogSection,
+    MasterLinkSection,
+    ModelSection,
+    Seconds,
+    TransferSection,
+)
+
+
+class NodeSection(Section, frozen=True, kw_only=True):
+    """Who this instance is and where it listens."""
+
+    id: str = "prefill"
+    listen: str = "tcp://127.0.0.1:7720"
+    metrics: str = "127.0.0.1:9720"
+
+
+class PrefillSection(Section, frozen=True, kw_only=True):
+    """Queue, hand-off and publishing."""
+
+    max_queued: Count = 256
+    hold_s: Seconds = 30.0
+    """KV that nobody pulled is given up after this."""
+    ready_group_bytes: Count = 1_048_576
+    """KV is announced to the decode node once this much of a layer group is there."""
+    publish: bool = True
+    """Offer new blocks to the pool."""
+
+
+class PrefillConfig(Section, frozen=True, kw_only=True):
+    """mc-prefill.toml"""
+
+    model: ModelSection
+    node: NodeSection = msgspec.field(default_factory=NodeSection)
+    master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
+    engine: EngineSection = msgspec.field(default_factory=EngineSection)
+    prefill: PrefillSection = msgspec.field(default_factory=PrefillSection)
+    transfer: TransferSection = msgspec.field(default_factory=TransferSection)
+    log: LogSection = msgspec.field(default_factory=LogSection)

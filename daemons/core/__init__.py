@@ -1,0 +1,1 @@
+"""Ids, errors, clock and units: what every other package may import. A closed list."""

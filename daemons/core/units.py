@@ -1,0 +1,38 @@
+"""Sizes and durations as people write them in a config file or on a command line."""
+
+import re
+
+from daemons.core.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?\s*$", re.IGNORECASE)
+_FACTORS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of "2GiB", "512 MiB", "64K" or a plain number; every prefix is a power of 1024."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.match(text)
+    if match is None:
+        raise ConfigError(f"size {text!r} is not understood; write it like 512MiB or 2GiB")
+    return int(float(match[1]) * _FACTORS[(match[2] or "")[:1].upper()])
+
+
+def format_size(num_bytes: float) -> str:
+    """Three significant digits with a binary prefix: 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Milliseconds below one second, seconds below two minutes, then minutes."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.2f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

@@ -1,0 +1,22 @@
+"""What every message shares. Fields are added with a default; never renamed, retyped or reused."""
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+"""Raised when an old peer could misread a new message; Hello refuses another one."""
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower):
+    """Root of every closed set. Unknown fields are ignored on the wire, so peers upgrade one by one."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A value inside messages, many per message: encoded as an array. New fields go at the end, with a default."""
+
+
+class Ok(Message, frozen=True):
+    """The reply that says only that it was done."""
+
+
+class Ping(Message, frozen=True):
+    """Answered by every server at once, by the loop itself; carries nothing."""

@@ -1,0 +1,224 @@
+"""Blocks in the pool: put, locate, free, list. Bytes never travel here; they are read where a Source says."""
+
+from typing import Literal
+
+import msgspec
+
+from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId
+from daemons.protocol.base import Message, Record
+from daemons.protocol.segment import RegionRef, Source
+
+Tier = Literal["device", "dram", "ssd", "object"]
+PutStatus = Literal["stored", "already_sealed", "being_written", "conflict", "exhausted", "failed"]
+
+
+class BlockMeta(Record, frozen=True, kw_only=True):
+    """What the directory and the node's index know of a block beside where it is."""
+
+    hash: BlockHash
+    parent: BlockHash
+    namespace: bytes
+    depth: int
+    """Blocks before this one in its prefix; eviction drops the deepest first among equals."""
+    num_tokens: int
+    model: str
+    tenant: str = ""
+
+
+class PutBlock(Record, frozen=True, kw_only=True):
+    """One block to pull. `source.ranges` has one row per (layer, k|v); checksums are per layer (xxh3-64)."""
+
+    meta: BlockMeta
+    source: Source
+    num_layers: int
+    checksums: list[int] | None = None
+
+
+class Put(Message, frozen=True, kw_only=True):
+    """To a cache node: pull and seal these. Repeating a `put_id` gives the first answer again."""
+
+    put_id: PutId
+    blocks: list[PutBlock]
+
+
+class PutReply(Message, frozen=True, kw_only=True):
+    """One status per block, in order; `why` explains the ones that were refused."""
+
+    results: list[PutStatus]
+    why: str = ""
+    retry_after_ms: int | None = None
+
+
+class BlockLocation(Record, frozen=True, kw_only=True):
+    """A sealed replica: payload `[layer][k|v][token][kv_head][head_dim]` then the trailer, at `offset`."""
+
+    hash: BlockHash
+    node: NodeId
+    region: RegionRef
+    offset: int
+    length: int
+    trailer_bytes: int
+    version: int
+    seal_checksum: int
+    """xxh3-64 of the trailer, which itself holds a checksum per layer: what a reader verifies against."""
+    num_layers: int
+    tier: Tier = "dram"
+    host_id: HostId = HostId("")
+
+
+class Match(Message, frozen=True, kw_only=True):
+    """To the master: how long a prefix of this chain is sealed, and where. Leases what it names."""
+
+    hashes: list[BlockHash]
+    lease_ms: int = 10_000
+    near: HostId | None = None
+
+
+class MatchReply(Message, frozen=True, kw_only=True):
+    locations: list[BlockLocation]
+
+
+class Locate(Message, frozen=True, kw_only=True):
+    """To the master: every replica of each of these, in order; an unknown hash has an empty list.
+
+    With `lease_ms` 0 it only looks: no lease, no recency (inspection never changes what is evicted next).
+    """
+
+    hashes: list[BlockHash]
+    lease_ms: int = 10_000
+
+
+class LocateReply(Message, frozen=True, kw_only=True):
+    replicas: list[list[BlockLocation]]
+
+
+class SealedBlock(Record, frozen=True, kw_only=True):
+    """A node's record of one sealed block in its segment."""
+
+    meta: BlockMeta
+    offset: int
+    length: int
+    trailer_bytes: int
+    version: int
+    seal_checksum: int
+    num_layers: int
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """Cache node to master, batched: what was sealed and freed since the last one. `used_bytes` of `capacity_bytes`.
+
+    `sequence` grows by one per report in one (node epoch, incarnation); a gap makes the master ask for an announcement.
+    """
+
+    node: NodeId
+    epoch: int
+    sequence: int
+    sealed: list[SealedBlock]
+    freed: list[BlockHash]
+    used_bytes: int
+    capacity_bytes: int
+    refused_puts: int = 0
+
+
+class ReportReply(Message, frozen=True, kw_only=True):
+    """`victims`: blocks the node must free now, chosen by the master; `announce`: start again from nothing."""
+
+    victims: list[BlockHash] = msgspec.field(default_factory=list)
+    announce: bool = False
+
+
+class FreeBlocks(Message, frozen=True, kw_only=True):
+    """Notice from the master to a cache node: free these and report them."""
+
+    hashes: list[BlockHash]
+
+
+class BadReplica(Message, frozen=True, kw_only=True):
+    """Reader to master, passed on to the node: this replica did not verify; the node checks before it drops it."""
+
+    hash: BlockHash
+    node: NodeId
+    why: str
+
+
+class BlockFilter(Record, frozen=True, kw_only=True):
+    """Which blocks an operator means; unset fields match all."""
+
+    model: str | None = None
+    tenant: str | None = None
+    hash_prefix: str | None = None
+    """Hex digits."""
+    older_than_s: float | None = None
+    node: NodeId | None = None
+
+
+class ListBlocks(Message, frozen=True, kw_only=True):
+    """Pages through the directory; `after` is the last hash of the page before."""
+
+    filter: BlockFilter
+    after: BlockHash | None = None
+    limit: int = 1000
+
+
+class ListedBlock(Record, frozen=True, kw_only=True):
+    meta: BlockMeta
+    nodes: list[NodeId]
+    length: int
+    age_s: float
+    idle_s: float
+    is_leased: bool
+    tier: Tier = "dram"
+
+
+class ListBlocksReply(Message, frozen=True, kw_only=True):
+    blocks: list[ListedBlock]
+    has_more: bool
+
+
+class ClearBlocks(Message, frozen=True, kw_only=True):
+    """Delete what the filter matches; answered when the nodes freed it, or at the deadline with what is left."""
+
+    filter: BlockFilter
+
+
+class ClearBlocksReply(Message, frozen=True, kw_only=True):
+    num_cleared: int
+    num_left: int = 0
+    cleared_bytes: int = 0
+
+
+class CacheStat(Message, frozen=True):
+    """To the master: totals of the pool."""
+
+
+class CacheStatReply(Message, frozen=True, kw_only=True):
+    num_blocks: int
+    num_replicas: int
+    used_bytes: int
+    capacity_bytes: int
+    num_leased: int
+    num_lookups: int
+    num_lookup_blocks: int
+    num_hit_blocks: int
+    num_stored: int
+    num_evicted: int
+    num_cleared: int
+    blocks_by_model: dict[str, int]
+
+
+class BlockStored(Message, frozen=True, kw_only=True):
+    """Event."""
+
+    incarnation: Incarnation
+    meta: BlockMeta
+    node: NodeId
+    tier: Tier = "dram"
+
+
+class BlockRemoved(Message, frozen=True, kw_only=True):
+    """Event."""
+
+    incarnation: Incarnation
+    hash: BlockHash
+    node: NodeId
+    why: Literal["evicted", "cleared", "node_left", "bad"]

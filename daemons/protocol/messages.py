@@ -1,0 +1,116 @@
+"""The closed union each server understands, and the decoders, built once at import.
+
+Handlers dispatch with `match` ending in `assert_never`, so mypy finds a forgotten case.
+"""
+
+import msgspec
+
+from daemons.protocol.base import Ok, Ping
+from daemons.protocol.block import (
+    BadReplica,
+    BlockRemoved,
+    BlockStored,
+    CacheStat,
+    CacheStatReply,
+    ClearBlocks,
+    ClearBlocksReply,
+    FreeBlocks,
+    ListBlocks,
+    ListBlocksReply,
+    Locate,
+    LocateReply,
+    Match,
+    MatchReply,
+    Put,
+    PutReply,
+    Report,
+    ReportReply,
+)
+from daemons.protocol.failure import Failure
+from daemons.protocol.node import (
+    Beat,
+    Hello,
+    HelloReply,
+    Join,
+    JoinReply,
+    Leave,
+    ListModels,
+    ListModelsReply,
+    ListNodes,
+    ListNodesReply,
+    NodeJoined,
+    NodeLeft,
+)
+from daemons.protocol.request import (
+    Cancel,
+    DataProbe,
+    DataProbeReply,
+    Generate,
+    GenerateReply,
+    LayersReady,
+    ListRequests,
+    ListRequestsReply,
+    Plan,
+    Prefill,
+    PrefillReply,
+    PrefillStarted,
+    Pulled,
+    RequestDone,
+    Schedule,
+    Tokens,
+)
+
+AnyServer = Hello | Ping | DataProbe
+MasterRequest = (
+    AnyServer
+    | Join
+    | Beat
+    | Leave
+    | Report
+    | BadReplica
+    | Schedule
+    | RequestDone
+    | Match
+    | Locate
+    | ListBlocks
+    | ClearBlocks
+    | CacheStat
+    | ListNodes
+    | ListModels
+    | ListRequests
+)
+CachenodeRequest = AnyServer | Put
+PrefillRequest = AnyServer | Prefill | Pulled | Cancel
+DecodeRequest = AnyServer | Generate | Cancel
+
+Request = MasterRequest | CachenodeRequest | PrefillRequest | DecodeRequest
+Reply = (
+    Ok
+    | Failure
+    | HelloReply
+    | JoinReply
+    | ReportReply
+    | Plan
+    | MatchReply
+    | LocateReply
+    | ListBlocksReply
+    | ClearBlocksReply
+    | CacheStatReply
+    | ListNodesReply
+    | ListModelsReply
+    | ListRequestsReply
+    | PutReply
+    | DataProbeReply
+    | GenerateReply
+    | PrefillReply
+)
+Part = Tokens | PrefillStarted | LayersReady
+Notice = FreeBlocks | BadReplica
+Event = BlockStored | BlockRemoved | NodeJoined | NodeLeft
+Incoming = Reply | Part | Notice
+"""What a client can receive on its connection."""
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_incoming = msgspec.msgpack.Decoder(Incoming).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode

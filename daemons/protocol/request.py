@@ -1,0 +1,237 @@
+"""A request on its way: schedule at the master, generate on a decode node, prefill on a prefill node."""
+
+from typing import Literal
+
+import msgspec
+
+from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, RequestId
+from daemons.protocol.base import Message, Record
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.segment import DataAddress, Source
+
+FinishReason = Literal["stop", "length", "cancelled"]
+CacheUse = Literal["use", "bypass"]
+"""bypass: neither read the pool nor publish to it (how answers with and without reuse are compared)."""
+
+
+class SamplingParams(Record, frozen=True, kw_only=True):
+    """temperature 0 is greedy. Stop strings are the gateway's: it sees text, and cancels."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    seed: int = 0
+    ignore_eos: bool = False
+
+
+class Schedule(Message, frozen=True, kw_only=True):
+    """Gateway to master: who serves this, and which of its blocks exist. `exclude` failed just now for this request."""
+
+    request_id: RequestId
+    model: str
+    num_prompt_tokens: int
+    max_tokens: int
+    hashes: list[BlockHash]
+    """Full blocks of the prompt, in order."""
+    tenant: str = ""
+    exclude: list[NodeId] = msgspec.field(default_factory=list)
+
+
+class InstanceAddress(Record, frozen=True, kw_only=True):
+    node: NodeId
+    control: str
+    host_id: HostId
+
+
+class PutTarget(Record, frozen=True, kw_only=True):
+    """The cache node that new blocks of this request are offered to."""
+
+    node: NodeId
+    control: str
+
+
+class Candidate(Record, frozen=True, kw_only=True):
+    """One option the Conductor weighed, every term in seconds; for `request explain` and the logs."""
+
+    node: NodeId
+    queue_s: float
+    load_s: float
+    prefill_s: float
+    total_s: float
+    matched_tokens: int
+
+
+class Plan(Message, frozen=True, kw_only=True):
+    """The master's answer to Schedule. Matched blocks are leased; the plan travels with the request."""
+
+    request_id: RequestId
+    incarnation: Incarnation
+    prefill: InstanceAddress
+    decode: InstanceAddress
+    matched: list[BlockLocation]
+    put_target: PutTarget | None
+    predicted_ttft_s: float
+    candidates: list[Candidate] = msgspec.field(default_factory=list)
+    policy: str = ""
+
+
+class Generate(Message, frozen=True, kw_only=True):
+    """Gateway to decode: stream the answer. Replies: Started, then FirstToken, Tokens..., then GenerateReply."""
+
+    request_id: RequestId
+    model: str
+    namespace: bytes
+    tokens: list[int]
+    hashes: list[BlockHash]
+    sampling: SamplingParams
+    plan: Plan
+    cache: CacheUse = "use"
+    tenant: str = ""
+
+
+class Tokens(Message, frozen=True, kw_only=True):
+    """Stream part of Generate: new tokens in order; the first one comes from prefill."""
+
+    tokens: list[int]
+
+
+class Timing(Record, frozen=True, kw_only=True):
+    """Where the time of one request went; seconds on the clock of the process that measured them.
+
+    `overhead_s` is everything between the arrival at decode and the first token that is not model compute.
+    """
+
+    prefill_queue_s: float = 0.0
+    load_s: float = 0.0
+    """Time spent loading reused KV; overlaps compute."""
+    load_wait_s: float = 0.0
+    """Time the model stood still for it."""
+    compute_s: float = 0.0
+    """Model compute until the first token."""
+    first_token_s: float = 0.0
+    """Arrival at decode until the first token was there."""
+    handoff_s: float = 0.0
+    """First token until decode had all KV."""
+    decode_s: float = 0.0
+    pulled_bytes: int = 0
+    """prefill -> decode"""
+    loaded_bytes: int = 0
+    """pool -> prefill and pool -> decode"""
+
+
+class GenerateReply(Message, frozen=True, kw_only=True):
+    """End of the stream of Generate."""
+
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_reused_tokens: int
+    num_generated_tokens: int
+    num_published_blocks: int
+    timing: Timing
+    prefill_node: NodeId
+    decode_node: NodeId
+
+
+class Prefill(Message, frozen=True, kw_only=True):
+    """Decode to prefill. Replies: PrefillStarted, LayersReady..., then PrefillReply with the first token.
+
+    The slot is held until Pulled, Cancel, or `hold_ms` after the reply; then its generation is raised.
+    """
+
+    request_id: RequestId
+    model: str
+    namespace: bytes
+    tokens: list[int]
+    hashes: list[BlockHash]
+    sampling: SamplingParams
+    matched: list[BlockLocation]
+    put_target: PutTarget | None
+    cache: CacheUse
+    tenant: str
+    hold_ms: int = 30_000
+
+
+class PrefillStarted(Message, frozen=True, kw_only=True):
+    """Stream part: the prompt's slot. Row r of `kv` is (layer r // 2, k if r is even else v), all its tokens."""
+
+    kv: Source
+    bytes_per_token_row: int
+    num_reused_tokens: int
+
+
+class LayersReady(Message, frozen=True, kw_only=True):
+    """Stream part: KV of tokens [start, end) of layers [first_layer, last_layer] may be pulled."""
+
+    first_layer: int
+    last_layer: int
+    start: int
+    end: int
+
+
+class PrefillReply(Message, frozen=True, kw_only=True):
+    """All KV is ready. Every LayersReady of the request was sent before."""
+
+    first_token: int
+    num_reused_tokens: int
+    timing: Timing
+
+
+class Pulled(Message, frozen=True, kw_only=True):
+    """Decode to prefill: all KV arrived; the slot may go once publishing ended."""
+
+    request_id: RequestId
+
+
+class Cancel(Message, frozen=True, kw_only=True):
+    """Stop a request at once and free all it holds; fine to send for one that already ended."""
+
+    request_id: RequestId
+
+
+class RequestDone(Message, frozen=True, kw_only=True):
+    """Decode to master: the request has ended; feeds the load view and the request log."""
+
+    request_id: RequestId
+    node: NodeId
+    ok: bool
+    why: str = ""
+    num_reused_tokens: int = 0
+    num_generated_tokens: int = 0
+    timing: Timing | None = None
+
+
+class ListRequests(Message, frozen=True, kw_only=True):
+    """To the master: the most recent plans, newest first."""
+
+    limit: int = 50
+
+
+class ListedRequest(Record, frozen=True, kw_only=True):
+    request_id: RequestId
+    model: str
+    state: Literal["running", "done", "failed"]
+    age_s: float
+    num_prompt_tokens: int
+    num_matched_tokens: int
+    num_generated_tokens: int
+    prefill: NodeId
+    decode: NodeId
+    predicted_ttft_s: float
+    actual_ttft_s: float | None
+    policy: str
+    candidates: list[Candidate]
+    why: str = ""
+
+
+class ListRequestsReply(Message, frozen=True, kw_only=True):
+    requests: list[ListedRequest]
+
+
+class DataProbe(Message, frozen=True):
+    """To any node with a data path: where it is."""
+
+
+class DataProbeReply(Message, frozen=True, kw_only=True):
+    data: DataAddress

@@ -1,0 +1,63 @@
+"""How memory is named between processes: where its owner can be reached, and which bytes of it are meant."""
+
+from daemons.core.ids import Epoch, HostId
+from daemons.protocol.base import Record
+
+
+class DataAddress(Record, frozen=True, kw_only=True):
+    """Where a process's Transfer Engine can be reached.
+
+    `unix_path` serves peers with the same `host_id` (they map regions), `tcp` ("host:port") all others.
+    `epoch` is the life of the process: a descriptor of an older one is refused.
+    """
+
+    host_id: HostId
+    unix_path: str
+    tcp: str
+    epoch: Epoch
+
+
+class RegionRef(Record, frozen=True, kw_only=True):
+    """A registered region of one process."""
+
+    address: DataAddress
+    region_id: int
+    size_bytes: int
+
+
+class Strided(Record, frozen=True, kw_only=True):
+    """`num_rows` runs of `row_bytes`, `stride_bytes` apart, the first at `offset`; one run when num_rows is 1."""
+
+    offset: int
+    row_bytes: int
+    num_rows: int = 1
+    stride_bytes: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.row_bytes * self.num_rows
+
+    @property
+    def end(self) -> int:
+        """First byte past the last run."""
+        return self.offset + self.stride_bytes * (self.num_rows - 1) + self.row_bytes
+
+
+class Generation(Record, frozen=True, kw_only=True):
+    """The reuse counter that guards a source range: word `index` of the owner's table must still be `value`.
+
+    The table is itself a region (`region_id` of the same owner) of little-endian u64 words. The owner raises a
+    word before it reuses or cancels what the word guards; a puller reads it before and after the bytes.
+    """
+
+    region_id: int
+    index: int
+    value: int
+
+
+class Source(Record, frozen=True, kw_only=True):
+    """Bytes that a peer may READ while the generation holds."""
+
+    region: RegionRef
+    ranges: Strided
+    generation: Generation | None = None

@@ -1,0 +1,18 @@
+"""How processes talk: one loop per thread, servers, channels, events. ZeroMQ lives here and nowhere else."""
+
+from daemons.rpc.client import Channel, Pending, SyncClient
+from daemons.rpc.events import Publisher, Subscriber
+from daemons.rpc.loop import Loop, Timer
+from daemons.rpc.server import Call, Server
+
+__all__ = [
+    "Call",
+    "Channel",
+    "Loop",
+    "Pending",
+    "Publisher",
+    "Server",
+    "Subscriber",
+    "SyncClient",
+    "Timer",
+]

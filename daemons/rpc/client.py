@@ -1,0 +1,321 @@
+"""A connection to one server: requests with deadlines, streamed parts, notices, and knowing when the peer is gone.
+
+A closed connection fails what is pending at once. A peer that keeps the connection but is silent (stopped, hung
+host) is gone after `MISSED_BEATS` beats without a byte; beats are counted by our own timer, so a process that was
+itself stopped does not blame its peers. After a loss the socket is made anew: nothing is ever sent twice.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from daemons.core.errors import Exhausted, McError, ProtocolError, Unavailable
+from daemons.protocol.base import Message, Ping
+from daemons.protocol.failure import Failure, to_error
+from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
+from daemons.protocol.node import Hello, HelloReply
+from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
+from daemons.rpc.loop import Loop, Timer
+
+CONNECT_TIMEOUT_S = 0.75
+BEAT_S = 0.5
+MISSED_BEATS = 4
+MAX_PENDING = 4096
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+
+OnReply = Callable[[Reply | McError], object]
+OnPart = Callable[[Part], object]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request in flight. `cancel` forgets it: no callback comes any more (the server is not told)."""
+
+    channel: "Channel"
+    request_id: int
+    on_reply: OnReply
+    on_part: OnPart | None
+    timer: Timer
+
+    def cancel(self) -> None:
+        if self.channel.forget(self.request_id):
+            self.timer.cancel()
+
+
+class Channel:
+    """Connects on first use and again after every loss. Loop thread only."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        endpoint: str,
+        on_notice: Callable[[Notice], object] | None = None,
+        on_hello: Callable[[HelloReply], object] | None = None,
+    ) -> None:
+        self.loop = loop
+        self.endpoint = endpoint
+        self.is_connected = False
+        self.is_closed = False
+        self.incarnation = 0
+        """Sent with every request; whoever owns the channel to a master sets it."""
+        self.last_used_s = loop.clock()
+        self._on_notice = on_notice
+        self._on_hello = on_hello
+        self._ids = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._outbox: deque[list[bytes]] = deque()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._connect_timer: Timer | None = None
+        self._beat_timer: Timer | None = None
+        self._missed_beats = 0
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def request(
+        self,
+        message: Message,
+        *,
+        timeout_s: float,
+        on_reply: OnReply,
+        on_part: OnPart | None = None,
+    ) -> Pending:
+        """Exactly one `on_reply`, with the reply or a McError, at the latest after `timeout_s`; parts come before it.
+
+        Raises Exhausted when MAX_PENDING requests are in flight.
+        """
+        if self.is_closed:
+            raise Unavailable(f"the connection to {self.endpoint} was closed")
+        if len(self._pending) >= MAX_PENDING:
+            raise Exhausted(
+                f"{MAX_PENDING} requests to {self.endpoint} are in flight", retry_after_ms=100
+            )
+        request_id = next(self._ids)
+        timer = self.loop.call_later(timeout_s, self._expire, request_id, timeout_s)
+        pending = Pending(self, request_id, on_reply, on_part, timer)
+        self._pending[request_id] = pending
+        self.last_used_s = self.loop.clock()
+        self._open()
+        self._send(request_id, message, timeout_s)
+        if self._beat_timer is None:
+            self._missed_beats = 0
+            self._beat_timer = self.loop.every(BEAT_S, self._beat)
+        return pending
+
+    def post(self, message: Message, *, timeout_s: float = 5.0) -> None:
+        """A request whose outcome nobody waits for (Cancel, Pulled, RequestDone)."""
+        if not self.is_closed and len(self._pending) < MAX_PENDING:
+            self.request(message, timeout_s=timeout_s, on_reply=_ignore)
+
+    def forget(self, request_id: int) -> bool:
+        return self._pending.pop(request_id, None) is not None
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._drop_socket()
+            self._fail_pending(Unavailable(f"the connection to {self.endpoint} was closed"))
+
+    def _open(self) -> None:
+        if self._socket is not None:
+            return
+        socket = self.loop.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 200)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.setsockopt(zmq.SNDHWM, 20_000)
+        socket.setsockopt(zmq.RCVHWM, 20_000)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._monitor = socket.get_monitor_socket(_EVENTS)
+        self._socket = socket
+        self.loop.add_reader(self._monitor, self._on_monitor)
+        self.loop.add_reader(socket, self._on_readable)
+        try:
+            socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            self._lose(f"cannot connect to {self.endpoint}: {zmq.strerror(error.errno or 0)}")
+            return
+        self._connect_timer = self.loop.call_later(CONNECT_TIMEOUT_S, self._on_connect_timeout)
+
+    def _send(self, request_id: int, message: Message, timeout_s: float) -> None:
+        header = Header(
+            Kind.REQUEST, request_id, int(min(timeout_s, 86_400) * 1000), self.incarnation
+        )
+        frames = [header.pack(), encode(message)]
+        if self.is_connected and self._socket is not None:
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:
+                self._lose(f"{self.endpoint} has stopped reading")
+        else:
+            self._outbox.append(frames)
+
+    def _on_monitor(self) -> None:
+        while self._monitor is not None:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._on_connected()
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._on_readable()  # what the peer said before it left still counts
+                self._lose(f"{self.endpoint} closed the connection")
+
+    def _on_connected(self) -> None:
+        self.is_connected = True
+        self._missed_beats = 0
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
+        waiting, self._outbox = self._outbox, deque()
+        timer = self.loop.call_later(CONNECT_TIMEOUT_S, lambda: None)
+        request_id = next(self._ids)
+        self._pending[request_id] = Pending(self, request_id, self._on_hello_reply, None, timer)
+        self._send(request_id, Hello(), CONNECT_TIMEOUT_S)
+        while waiting and self._socket is not None:
+            self._socket.send_multipart(waiting.popleft())
+
+    def _on_hello_reply(self, reply: Reply | McError) -> None:
+        if isinstance(reply, HelloReply) and self._on_hello is not None:
+            self._on_hello(reply)
+        elif isinstance(reply, ProtocolError):
+            self._lose(reply.message, ProtocolError)
+
+    def _on_connect_timeout(self) -> None:
+        if not self.is_connected:
+            self._lose(f"{self.endpoint} does not answer; is it running?")
+
+    def _on_readable(self) -> None:
+        while self._socket is not None:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._missed_beats = 0
+            self._on_frames(frames)
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        try:
+            header = unpack_header(frames[0])
+            message = decode_incoming(frames[1])
+        except (ProtocolError, msgspec.MsgspecError, IndexError, RecursionError) as error:
+            self._lose(f"{self.endpoint} sent a malformed message: {error}", ProtocolError)
+            return
+        if header.kind is Kind.NOTICE:
+            if self._on_notice is not None:
+                self._on_notice(message)  # type: ignore[arg-type]  # a notice by its kind
+        elif header.kind is Kind.PART:
+            pending = self._pending.get(header.request_id)
+            if pending is not None and pending.on_part is not None:
+                pending.on_part(message)  # type: ignore[arg-type]  # a part by its kind
+        else:
+            pending = self._pending.pop(header.request_id, None)
+            if pending is not None:
+                pending.timer.cancel()
+                failed = isinstance(message, Failure)
+                pending.on_reply(to_error(message) if failed else message)  # type: ignore[arg-type]
+
+    def _beat(self) -> None:
+        if not self._pending:
+            if self._beat_timer is not None:
+                self._beat_timer.cancel()
+                self._beat_timer = None
+            return
+        if not self.is_connected:
+            return
+        self._missed_beats += 1
+        if self._missed_beats > MISSED_BEATS:
+            self._lose(f"{self.endpoint} has not answered {MISSED_BEATS} beats of {BEAT_S} s")
+        elif self._missed_beats > 1:
+            self._send(0, Ping(), BEAT_S * MISSED_BEATS)
+
+    def _expire(self, request_id: int, timeout_s: float) -> None:
+        pending = self._pending.pop(request_id, None)
+        if pending is not None:
+            pending.on_reply(Unavailable(f"{self.endpoint} did not answer within {timeout_s:g} s"))
+
+    def _lose(self, why: str, family: type[McError] = Unavailable) -> None:
+        self._drop_socket()
+        self._fail_pending(family(why))
+
+    def _drop_socket(self) -> None:
+        self.is_connected = False
+        self._outbox.clear()
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
+        if self._monitor is not None:
+            self.loop.remove_reader(self._monitor)
+        if self._socket is not None:
+            self.loop.remove_reader(self._socket)
+            self._socket.disable_monitor()
+            self._socket.close()
+        self._socket = self._monitor = None
+
+    def _fail_pending(self, error: McError) -> None:
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            request.timer.cancel()
+            request.on_reply(error)
+
+
+def _ignore(_: Reply | McError) -> None:
+    return
+
+
+@dataclass(slots=True)
+class _Outcome:
+    replies: list[Reply | McError] = field(default_factory=list)
+    parts: deque[Part] = field(default_factory=deque)
+
+
+class SyncClient:
+    """One request at a time, for tools: a private loop that turns while a request waits."""
+
+    def __init__(self, endpoint: str, timeout_s: float = 5.0) -> None:
+        self.timeout_s = timeout_s
+        self.loop = Loop()
+        self.channel = Channel(self.loop, endpoint)
+
+    def request(self, message: Message, timeout_s: float | None = None) -> Reply:
+        """The reply; raises the family of McError the server answered with, or Unavailable."""
+        *_, reply = self.stream(message, timeout_s)
+        return reply  # type: ignore[return-value]  # the last item is the reply
+
+    def stream(self, message: Message, timeout_s: float | None = None) -> Iterator[Part | Reply]:
+        """Parts as they come, then the reply. Leaving early forgets the request."""
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        got = _Outcome()
+        pending = self.channel.request(
+            message, timeout_s=wait_s, on_reply=got.replies.append, on_part=got.parts.append
+        )
+        try:
+            while True:
+                self.loop.run_until(lambda: bool(got.replies or got.parts), wait_s + 1)
+                while got.parts:
+                    yield got.parts.popleft()
+                if got.replies:
+                    break
+        finally:
+            pending.cancel()
+        outcome = got.replies[0]
+        if isinstance(outcome, McError):
+            raise outcome
+        yield outcome
+
+    def close(self) -> None:
+        self.channel.close()
+        self.loop.close()
+
+    def __enter__(self) -> "SyncClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,158 @@
+"""One thread's event loop over ZeroMQ sockets and timers; handlers are synchronous.
+
+Only `call_soon_threadsafe` and `stop` may be called from other threads. Callbacks must not block: the loop also
+answers the pings by which peers know that this process lives.
+"""
+
+import heapq
+import itertools
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from daemons.core.clock import Clock, monotonic
+
+log = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 0.25
+"""The loop looks at its clock at least this often; a longer gap means the process was stopped or starved."""
+
+
+class Timer:
+    """A scheduled callback; `cancel` is idempotent."""
+
+    def __init__(self, when_s: float, callback: Callable[[], object]) -> None:
+        self.when_s = when_s
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Loop:
+    """Poll, run what became ready, run due timers, repeat."""
+
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self.clock = clock
+        self.context = zmq.Context()
+        self.stall_s = 0.0
+        """How long the loop did not run before this turn; 0 when it kept time."""
+        self.turn = 0
+        self.num_errors = 0
+        """Handler bugs that were caught; each was logged with its traceback."""
+        self._poller = zmq.Poller()
+        self._readers: dict[zmq.Socket[bytes] | int, Callable[[], object]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._counter = itertools.count()
+        self._posted: deque[Callable[[], object]] = deque()
+        self._stopped = False
+        self._last_turn_s = clock()
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._event_fd, zmq.POLLIN)
+
+    def add_reader(
+        self, socket: "zmq.Socket[bytes] | int", on_readable: Callable[[], object]
+    ) -> None:
+        self._readers[socket] = on_readable
+        self._poller.register(socket, zmq.POLLIN)
+
+    def remove_reader(self, socket: "zmq.Socket[bytes] | int") -> None:
+        if self._readers.pop(socket, None) is not None:
+            self._poller.unregister(socket)
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: object) -> None:
+        """Run in the loop's thread, in the order posted. Whoever posts bounds how much it posts."""
+        self._posted.append(lambda: callback(*args))
+        os.eventfd_write(self._event_fd, 1)
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> Timer:
+        timer = Timer(self.clock() + delay_s, lambda: callback(*args))
+        heapq.heappush(self._timers, (timer.when_s, next(self._counter), timer))
+        return timer
+
+    def every(self, interval_s: float, callback: Callable[[], object]) -> Timer:
+        """Repeats until cancelled. After a stall it fires once, not once per missed interval."""
+        holder = Timer(0.0, callback)
+
+        def fire() -> None:
+            if holder.callback is not None:
+                self.call_later(interval_s, fire)
+                holder.callback()
+
+        self.call_later(interval_s, fire)
+        return holder
+
+    def run(self) -> None:
+        while not self._stopped:
+            self.run_once(_MAX_WAIT_S)
+
+    def run_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Turn until `is_done()`; False when the time ran out first."""
+        deadline_s = self.clock() + timeout_s
+        while not is_done():
+            left_s = deadline_s - self.clock()
+            if left_s <= 0 or self._stopped:
+                return is_done()
+            self.run_once(min(left_s, _MAX_WAIT_S))
+        return True
+
+    def run_once(self, max_wait_s: float) -> None:
+        """One turn: wait at most `max_wait_s` for a socket, a post or a timer."""
+        wait_s = 0.0 if self._posted else max_wait_s
+        if self._timers:
+            wait_s = min(wait_s, max(0.0, self._timers[0][0] - self.clock()))
+        ready = self._poller.poll(math.ceil(wait_s * 1000))
+        now_s = self.clock()
+        gap_s = now_s - self._last_turn_s
+        self.stall_s = gap_s if gap_s > 4 * _MAX_WAIT_S else 0.0
+        self.turn += 1
+        for socket, _ in ready:
+            if socket == self._event_fd:
+                self._drain_event_fd()
+            else:
+                reader = self._readers.get(socket)
+                if reader is not None:
+                    self._guard(reader)
+        for _ in range(len(self._posted)):
+            self._guard(self._posted.popleft())
+        self._run_timers()
+        self._last_turn_s = self.clock()
+
+    def stop(self) -> None:
+        """Thread-safe; the turn in progress is finished."""
+        self._stopped = True
+        os.eventfd_write(self._event_fd, 1)
+
+    def close(self) -> None:
+        """Free the sockets' context. Every server and channel must be closed before."""
+        if self._event_fd >= 0:
+            self._poller.unregister(self._event_fd)
+            os.close(self._event_fd)
+            self._event_fd = -1
+            self.context.destroy(linger=0)
+
+    def _drain_event_fd(self) -> None:
+        try:
+            os.eventfd_read(self._event_fd)
+        except BlockingIOError:
+            return
+
+    def _run_timers(self) -> None:
+        now_s = self.clock()
+        while self._timers and self._timers[0][0] <= now_s:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                callback, timer.callback = timer.callback, None
+                self._guard(callback)
+
+    def _guard(self, callback: Callable[[], object]) -> None:
+        """The process's top level: a bug in one handler must not end the others' work."""
+        try:
+            callback()
+        except Exception:
+            self.num_errors += 1
+            log.exception("handler failed")

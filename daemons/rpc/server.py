@@ -1,0 +1,190 @@
+"""A ROUTER socket that decodes requests and hands them to one handler, in the loop's thread.
+
+Whatever arrives, the server lives: bytes that are no request are answered with ProtocolError where they can be,
+dropped otherwise, and counted. Hello and Ping are answered here. Replies to a peer that left are dropped.
+"""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from daemons.core.errors import ConfigError, McError, ProtocolError, Unavailable
+from daemons.protocol.base import PROTOCOL_VERSION, Message, Ok, Ping
+from daemons.protocol.failure import to_failure
+from daemons.protocol.messages import Request, decode_request, encode
+from daemons.protocol.node import Hello, HelloReply
+from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
+from daemons.rpc.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_MAX_BATCH = 256
+"""Requests handled before the loop looks at its timers and other sockets again."""
+
+
+class Call:
+    """One request being served. Loop thread only. Exactly one of `reply` and `fail` ends it; `part` streams before."""
+
+    __slots__ = (
+        "_request_id",
+        "_server",
+        "deadline_s",
+        "incarnation",
+        "is_done",
+        "message",
+        "on_gone",
+        "peer",
+    )
+
+    def __init__(self, server: "Server", peer: bytes, header: Header, message: Request) -> None:
+        self._server = server
+        self._request_id = header.request_id
+        self.peer = peer
+        self.message = message
+        self.deadline_s = server.loop.clock() + header.deadline_ms / 1000
+        self.incarnation = header.incarnation
+        self.is_done = False
+        self.on_gone: Callable[[], object] | None = None
+        """Called once when the peer turns out to be gone (a send to it failed)."""
+
+    def reply(self, message: Message) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self._send(Kind.REPLY, message)
+
+    def fail(self, error: McError) -> None:
+        self.reply(to_failure(error))
+
+    def part(self, message: Message) -> None:
+        if not self.is_done:
+            self._send(Kind.PART, message)
+
+    def _send(self, kind: Kind, message: Message) -> None:
+        if not self._server.send(self.peer, Header(kind, self._request_id), message):
+            self.is_done = True
+            if self.on_gone is not None:
+                gone, self.on_gone = self.on_gone, None
+                gone()
+
+
+class Server:
+    """Binds at once; `endpoint` names the real port. Raises ConfigError when the address is taken or wrong."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        bind: str,
+        hello: Callable[[], HelloReply],
+        handle: Callable[[Call], object],
+    ) -> None:
+        self.loop = loop
+        self.num_malformed = 0
+        self.num_stale = 0
+        self.num_undeliverable = 0
+        self._hello = hello
+        self._handle = handle
+        self._socket = loop.context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, 20_000)
+        self._socket.setsockopt(zmq.RCVHWM, 20_000)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        try:
+            self._socket.bind(bind)
+        except zmq.ZMQError as error:
+            self._socket.close(0)
+            raise ConfigError(
+                f"cannot listen on {bind}: {zmq.strerror(error.errno or 0)}; "
+                "choose another address under `listen`, or stop what uses it"
+            ) from None
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        loop.add_reader(self._socket, self._on_readable)
+
+    def close(self) -> None:
+        self.loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def notify(self, peer: bytes, message: Message) -> bool:
+        """Push a notice to a connected peer (its `Call.peer`); False when it is gone."""
+        return self.send(peer, Header(Kind.NOTICE, 0), message)
+
+    def send(self, peer: bytes, header: Header, message: Message) -> bool:
+        try:
+            self._socket.send_multipart([peer, header.pack(), encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            # EHOSTUNREACH: it left. EAGAIN: it has not read 20,000 messages; to us that is the same.
+            self.num_undeliverable += 1
+            return False
+        return True
+
+    def _on_readable(self) -> None:
+        # After a stall all that is queued is judged by the stall, so all of it is read in this turn.
+        for _ in range(_MAX_BATCH if not self.loop.stall_s else 100 * _MAX_BATCH):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_frames(frames)
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        peer = frames[0]
+        try:
+            header = unpack_header(frames[1] if len(frames) == 3 else b"")
+        except ProtocolError:
+            self.num_malformed += 1
+            return
+        try:
+            call = Call(self, peer, header, _decode(header, frames[2]))
+        except ProtocolError as error:
+            self.num_malformed += 1
+            self.send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
+            return
+        if self.loop.stall_s * 1000 > header.deadline_ms:
+            # It waited while this process was stopped: whoever sent it has given up.
+            self.num_stale += 1
+            call.fail(
+                Unavailable(
+                    "the request waited longer than its deadline while this process was stopped"
+                )
+            )
+            return
+        self._dispatch(call)
+
+    def _dispatch(self, call: Call) -> None:
+        match call.message:
+            case Ping():
+                call.reply(Ok())
+            case Hello():
+                call.reply(self._hello())
+            case _:
+                try:
+                    self._handle(call)
+                except McError as error:
+                    call.fail(error)
+                except Exception as error:
+                    self.loop.num_errors += 1
+                    log.exception("handler failed op=%s", type(call.message).__name__)
+                    call.fail(
+                        McError(
+                            f"internal error: {type(error).__name__}; see the log of this daemon"
+                        )
+                    )
+
+
+def _decode(header: Header, payload: bytes) -> Request:
+    if header.version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"peer speaks protocol {header.version}, this daemon {PROTOCOL_VERSION}; install the same release on both"
+        )
+    if header.kind is not Kind.REQUEST:
+        raise ProtocolError(f"a {header.kind.name} was sent to a server")
+    try:
+        return decode_request(payload)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"request is malformed: {error}") from None

@@ -1,0 +1,1 @@
+"""What every process does: read its config, log, notify systemd, serve metrics, join the master, drain, leave."""

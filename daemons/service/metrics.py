@@ -1,0 +1,32 @@
+"""/metrics of a daemon: a Prometheus registry of its own, served by a small thread."""
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from daemons.core.errors import ConfigError
+
+
+class MetricsServer:
+    """Binds at once. `listen` is host:port, port 0 for a free one; empty serves nothing."""
+
+    def __init__(self, listen: str, registry: CollectorRegistry) -> None:
+        self.address = ""
+        self._server = None
+        if not listen:
+            return
+        host, _, port = listen.rpartition(":")
+        if not port.isdigit() or not host:
+            raise ConfigError(f"`node.metrics`: {listen!r} is not host:port; empty turns it off")
+        try:
+            self._server, self._thread = start_http_server(int(port), addr=host, registry=registry)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve metrics on {listen}: {error.strerror}; choose another `node.metrics`"
+            ) from None
+        self.address = f"{host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join(timeout=2)
+            self._server = None

@@ -1,0 +1,27 @@
+"""The sd_notify protocol: a datagram to $NOTIFY_SOCKET; without one every call is a no-op."""
+
+import os
+import socket
+
+
+def notify(*fields: str) -> None:
+    """Send e.g. "READY=1", "STATUS=...". Never raises: a lost notification must not end a daemon."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto("\n".join(fields).encode(), address)
+    except OSError:
+        return
+
+
+def watchdog_interval_s() -> float | None:
+    """Half of what systemd asks for, or None when it does not watch this process."""
+    limit = os.environ.get("WATCHDOG_USEC", "")
+    watched = os.environ.get("WATCHDOG_PID", str(os.getpid()))
+    if not limit.isdigit() or watched != str(os.getpid()):
+        return None
+    return int(limit) / 2e6

@@ -1,0 +1,1 @@
+"""Public API of Mooncake MC and the mcctl command line."""
