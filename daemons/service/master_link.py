@@ -88,7 +88,7 @@ class MasterLink:
             )
             self.loop.call_later(_RETRY_S, self._join)
             return
-        self.incarnation = self.channel.incarnation = reply.incarnation  # type: ignore[assignment]
+        self.incarnation = self.channel.incarnation = reply.incarnation
         self.is_joined = True
         self.last_contact_s = self.loop.clock()
         self._interval_s = reply.beat_interval_ms / 1000
