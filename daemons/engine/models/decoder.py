@@ -1,0 +1,117 @@
+"""The forward pass shared by all families: rows of hidden states through every layer.
+
+Knows the mathematics of a layer but nothing of sequences: where keys and values live and what a
+row attends to is the caller's `Attend`. Rows are independent of each other except through it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from daemons.engine.checkpoint import Weights
+from daemons.engine.linear import Linear
+from daemons.engine.models.config import DecoderConfig
+from daemons.engine.models.rope import RopeTable, rotate
+
+# (layer, q [row, head, d], k and v [row, kv_head, d]) -> [row, head * d]; stores k and v.
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# Logits of a prompt's last token and of a decode batch must agree: they share this row count.
+LOGIT_ROWS = 4
+MAX_LOGIT_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The tensors of one layer; projections that read the same input are fused."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A loaded model; immutable, and free of any per-sequence state."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        self.config = config
+        self.embedding = weights.take("model.embed_tokens.weight")
+        self.layers = [load_layer(config, weights, index) for index in range(config.num_layers)]
+        self.norm = weights.take("model.norm.weight")
+        head = self.embedding if config.ties_embeddings else weights.take("lm_head.weight")
+        self.lm_head = Linear(head, reference_rows=LOGIT_ROWS, max_rows=MAX_LOGIT_ROWS)
+        self.rope = RopeTable(config.rope, config.head_dim, num_positions, self.embedding)
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Hidden states [row, hidden] before the final norm, for int64 tokens and positions."""
+        hidden = functional.embedding(tokens, self.embedding)
+        cos, sin = self.rope.cos[positions], self.rope.sin[positions]
+        for index, layer in enumerate(self.layers):
+            hidden = hidden + self._attention(index, layer, hidden, (cos, sin), attend)
+            hidden = hidden + self._mlp(layer, hidden)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [row, vocab]."""
+        return self.lm_head(self._norm(hidden, self.norm)).float()
+
+    def _attention(
+        self,
+        index: int,
+        layer: Layer,
+        hidden: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        attend: Attend,
+    ) -> torch.Tensor:
+        config = self.config
+        rows, num_rotated = hidden.shape[0], config.num_heads + config.num_kv_heads
+        heads = layer.qkv(self._norm(hidden, layer.input_norm)).view(rows, -1, config.head_dim)
+        rotated = heads[:, :num_rotated]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
+            rotated = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
+        rotated = rotate(rotated, *rotation)
+        q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
+        return layer.output(attend(index, q, k, heads[:, num_rotated:]))
+
+    def _mlp(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        return layer.down(functional.silu(gate).mul_(up))
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+
+def load_layer(config: DecoderConfig, weights: Weights, index: int) -> Layer:
+    """Take one layer's tensors out of the checkpoint."""
+    prefix = f"model.layers.{index}."
+
+    def fused(*names: str) -> Linear:
+        stems = [prefix + name for name in names]
+        return Linear(
+            weights.take_fused([stem + ".weight" for stem in stems]),
+            weights.take_optional([stem + ".bias" for stem in stems]),
+        )
+
+    def norm(name: str) -> torch.Tensor:
+        return weights.take(f"{prefix}{name}.weight")
+
+    return Layer(
+        input_norm=norm("input_layernorm"),
+        qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=norm("self_attn.q_norm") if config.has_qk_norm else None,
+        k_norm=norm("self_attn.k_norm") if config.has_qk_norm else None,
+        output=fused("self_attn.o_proj"),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
+        down=fused("mlp.down_proj"),
+    )
