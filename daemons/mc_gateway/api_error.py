@@ -1,0 +1,79 @@
+"""Errors as an OpenAI client reads them: a status and {"error": {message, type, param, code}}."""
+
+import math
+from typing import Final
+
+import msgspec
+
+from daemons.core.errors import Exhausted, McError, NotFound, Rejected, TransferError, Unavailable
+
+_TYPES: Final = {
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorObject
+
+
+class ApiError(Exception):
+    """What the client gets instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        return msgspec.json.encode(
+            ErrorBody(ErrorObject(self.message, kind, self.param, self.code))
+        )
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str, retry_after_s: int = 1) -> ApiError:
+    return ApiError(503, message, code="overloaded", retry_after_s=retry_after_s)
+
+
+def from_mc_error(error: McError) -> ApiError:
+    """Statuses of what the cluster answered; a client may retry 429 and 503, so those say when."""
+    later_s = max(1, math.ceil((error.retry_after_ms or 0) / 1000))
+    match error:
+        case Rejected():
+            return ApiError(429, error.message, code="rejected", retry_after_s=later_s)
+        case NotFound():
+            return ApiError(404, error.message, code="model_not_found", param="model")
+        case Exhausted():
+            return ApiError(503, error.message, code="exhausted", retry_after_s=later_s)
+        case Unavailable() | TransferError():
+            return ApiError(503, error.message, code="unavailable", retry_after_s=later_s)
+        case _:
+            return ApiError(500, error.message, code=error.code)

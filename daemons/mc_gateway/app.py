@@ -1,0 +1,175 @@
+"""Wiring of mc-gateway: the rpc loop in a thread of its own, HTTP and coroutines in the main one."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from daemons.client.channel_pool import ChannelPool
+from daemons.client.generate import Cluster
+from daemons.config.common import size_bytes
+from daemons.config.mc_gateway import GatewayConfig
+from daemons.core.errors import ConfigError
+from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_gateway.bridge import Bridge
+from daemons.mc_gateway.catalog import REFRESH_S, Catalog
+from daemons.mc_gateway.generation import Gateway, Slots
+from daemons.mc_gateway.handlers import build_asgi
+from daemons.mc_gateway.metrics import GatewayMetrics
+from daemons.mc_gateway.prompt import Preparer
+from daemons.protocol.node import NodeDescription
+from daemons.rpc import Loop
+from daemons.service.daemon import software_version
+from daemons.service.master_link import MasterLink
+from daemons.text.tokenizer import Tokenizer, load_tokenizer
+from daemons.transfer import host_id
+
+log = logging.getLogger(__name__)
+
+DRAIN_S: Final = 30
+"""Streams that still run so long after SIGTERM are cut."""
+
+LEAVE_S: Final = 2.0
+
+
+class GatewayApp:
+    """Listens when built; `run` serves until drained or its loop is stopped."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._tokenizers = _load_tokenizers(config.models)
+        self._max_body_bytes = size_bytes(config.http.max_body, "http.max_body")
+        self._listener = _listen(config.http.host, config.http.port)
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self.loop = Loop()
+        self._epoch = new_epoch()
+        self._link = MasterLink(self.loop, config.master.endpoint, self._describe)
+        self._decodes = ChannelPool(self.loop)
+        self._slots = Slots(config.http.max_requests)
+        self._server: _Server | None = None
+        self._is_draining = False
+
+    def run(self) -> None:
+        thread = threading.Thread(target=self._run_rpc, name="rpc")
+        thread.start()
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self.loop.call_soon_threadsafe(self._leave)
+            thread.join()
+
+    def drain(self) -> None:
+        """Stop accepting, let what runs finish; the HTTP server does both once told to exit."""
+        self._is_draining = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def status(self) -> str:
+        state = "draining" if self._is_draining else "serving"
+        models = ",".join(self._tokenizers)
+        return f"{state} http={self.address} models={models} in_flight={self._slots.num_used}"
+
+    def close(self) -> None:
+        self._link.close()
+        self._decodes.close()
+        self._listener.close()
+        self.loop.close()
+
+    def _run_rpc(self) -> None:
+        try:
+            self.loop.run()
+        finally:
+            # Stopped before HTTP has ended: a second signal, so nothing is waited for.
+            if self._server is not None:
+                self._server.should_exit = self._server.force_exit = True
+
+    async def _serve(self) -> None:
+        settings = self._config.request
+        cluster = Cluster(self.loop, self._link.channel, self._decodes, settings.schedule_timeout_s)
+        bridge = Bridge(cluster)
+        catalog = Catalog(self._tokenizers, bridge)
+        preparer = Preparer()
+        gateway = Gateway(
+            bridge=bridge,
+            catalog=catalog,
+            preparer=preparer,
+            metrics=GatewayMetrics(),
+            settings=settings,
+            max_body_bytes=self._max_body_bytes,
+            slots=self._slots,
+        )
+        self.loop.call_soon_threadsafe(self._start_polling, catalog)
+        self._server = _Server(
+            uvicorn.Config(
+                build_asgi(gateway),
+                access_log=False,
+                h11_max_incomplete_event_size=65_536,
+                http="h11",
+                lifespan="off",
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=DRAIN_S,
+                timeout_keep_alive=60,
+                ws="none",
+            )
+        )
+        self._server.should_exit = self._is_draining
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            preparer.close()
+
+    def _start_polling(self, catalog: Catalog) -> None:
+        catalog.poll()
+        self.loop.every(REFRESH_S, catalog.poll)
+
+    def _leave(self) -> None:
+        self._link.leave(self.loop.stop, LEAVE_S)
+
+    def _describe(self) -> NodeDescription:
+        return NodeDescription(
+            node=NodeId(self._config.node.id),
+            role="gateway",
+            host=socket.gethostname(),
+            host_id=host_id(),
+            epoch=self._epoch,
+            control=f"http://{self.address}",
+            pid=os.getpid(),
+            software=software_version(),
+            metrics=self.address,
+        )
+
+
+class _Server(uvicorn.Server):
+    """Signals are the daemon's, not the HTTP server's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _load_tokenizers(models: dict[str, str]) -> dict[str, Tokenizer]:
+    if not models:
+        raise ConfigError(
+            '`models` is empty; add NAME = "DIRECTORY" with the tokenizer.json of each model to serve'
+        )
+    return {name: load_tokenizer(Path(path).expanduser()) for name, path in models.items()}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}; choose another `http.port`, or stop what uses it"
+        ) from None

@@ -1,0 +1,105 @@
+"""Paths of the gateway, and OpenAI-shaped errors for whatever matches none."""
+
+from collections.abc import Callable
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from daemons.mc_gateway.api_error import ApiError
+from daemons.mc_gateway.api_reply import ListedModel, ModelList, now_unix
+from daemons.mc_gateway.generation import (
+    Gateway,
+    GenerationEndpoint,
+    error_response,
+    prepare_chat,
+    prepare_completion,
+)
+from daemons.protocol.node import ModelDescription
+
+
+def build_asgi(gateway: Gateway) -> Starlette:
+    """The application; holds no state of its own."""
+    chat = GenerationEndpoint(gateway, "chat", prepare_chat)
+    completion = GenerationEndpoint(gateway, "completions", prepare_completion)
+    reads = Reads(gateway)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/models", reads.models),
+            Route("/v1/models/{name:path}", reads.model),
+            Route("/health", reads.health),
+            Route("/metrics", reads.metrics),
+        ],
+        exception_handlers={
+            HTTPException: _on_http_error,
+            ApiError: _on_api_error,
+            Exception: _on_bug,
+        },
+    )
+
+
+class Reads:
+    """The endpoints that change nothing."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._since = now_unix()
+
+    async def models(self, _: Request) -> Response:
+        served = [self._listed(model) for model in self._gateway.catalog.served()]
+        return _json(ModelList(data=served))
+
+    async def model(self, request: Request) -> Response:
+        model = await self._gateway.catalog.find(request.path_params["name"])
+        return _json(self._listed(model.description))
+
+    async def health(self, _: Request) -> Response:
+        sickness = self._gateway.catalog.sickness()
+        if sickness is None:
+            return _json(
+                {"status": "ok", "models": [m.name for m in self._gateway.catalog.served()]}
+            )
+        return _json({"status": "unavailable", "reason": sickness}, status=503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(
+            generate_latest(self._gateway.metrics.registry),
+            headers={"content-type": CONTENT_TYPE_LATEST},
+        )
+
+    def _listed(self, model: ModelDescription) -> ListedModel:
+        return ListedModel(
+            id=model.name, created=self._since, max_model_len=model.max_context_tokens
+        )
+
+
+def _json(value: object, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for it"
+    says: dict[int, Callable[[], str]] = {
+        404: lambda: f"no such path: {request.url.path}; see /v1/models, /v1/chat/completions",
+        405: lambda: f"{request.method} is not allowed on {request.url.path}",
+    }
+    message = says.get(error.status_code, lambda: str(error.detail))()
+    response = error_response(ApiError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError), "registered for it"
+    return error_response(error)
+
+
+def _on_bug(_: Request, __: Exception) -> Response:
+    """The server logs the traceback; the client never sees it."""
+    return error_response(ApiError(500, "internal error; see the gateway's log"))

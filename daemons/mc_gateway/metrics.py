@@ -1,0 +1,51 @@
+"""What a gateway counts, in a Prometheus registry of its own."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from daemons.mc_gateway.api_reply import ChoiceResult
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60)
+_TBT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
+
+
+class GatewayMetrics:
+    """Coroutines' thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "mc_gateway_requests",
+            "Requests by endpoint and HTTP status; 499: the client left, 500 in a stream: it broke off.",
+            ("endpoint", "status"),
+            registry=self.registry,
+        )
+        self.in_flight = self._gauge("requests_in_flight", "Requests being answered.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self.cached_tokens = self._counter("cached_tokens", "Those among them that were reused.")
+        self.completion_tokens = self._counter("completion_tokens", "Generated tokens.")
+        self.retries = self._counter("retries", "Attempts after the first.")
+        self.ttft_s = Histogram(
+            "mc_gateway_ttft_seconds",
+            "Arrival of a request to its first token.",
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.tbt_s = Histogram(
+            "mc_gateway_tbt_seconds",
+            "Time between tokens.",
+            buckets=_TBT_BUCKETS,
+            registry=self.registry,
+        )
+
+    def record(self, results: list[ChoiceResult]) -> None:
+        for result in results:
+            self.prompt_tokens.inc(result.num_prompt_tokens)
+            self.cached_tokens.inc(result.mooncake.reused_tokens)
+            self.completion_tokens.inc(result.num_tokens)
+            self.retries.inc(result.mooncake.num_retries)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"mc_gateway_{name}", text, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"mc_gateway_{name}", text, registry=self.registry)
