@@ -59,14 +59,12 @@ class ModelSection(Section, frozen=True, kw_only=True):
 
 
 class EngineSection(Section, frozen=True, kw_only=True):
-    """How an instance computes. Instances share KV only when dtype, block, chunk and threads are equal."""
+    """How an instance computes. Instances share KV only when dtype, block_tokens and threads are equal."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: str = "cpu"
     threads: Count = 1
-    block_tokens: Annotated[int, msgspec.Meta(ge=16, le=512, multiple_of=4)] = 64
-    chunk_tokens: Annotated[int, msgspec.Meta(ge=64, le=8192)] = 256
-    """The canonical grid: chunks start at multiples of it, counted from the prompt's start."""
+    block_tokens: Literal[16, 32, 64, 128, 256] = 64
     kv_memory: Size = "2GiB"
     """KV arena of this instance."""
     max_sequences: Count = 256

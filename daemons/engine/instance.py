@@ -47,7 +47,12 @@ class Instance:
         return self.arena.geometry
 
     def ranges(
-        self, slot: KvSlot, start: int, end: int, first_layer: int = 0, last_layer: int | None = None
+        self,
+        slot: KvSlot,
+        start: int,
+        end: int,
+        first_layer: int = 0,
+        last_layer: int | None = None,
     ) -> Strided:
         """Bytes of tokens [start, end) of layers [first_layer, last_layer]: one row per (layer, k|v)."""
         last = self.geometry.num_layers - 1 if last_layer is None else last_layer
@@ -84,9 +89,7 @@ class Instance:
         self.transfer.deregister(self.region)
 
 
-def open_instance(
-    model: ModelSection, engine: EngineSection, transfer: TransferEngine
-) -> Instance:
+def open_instance(model: ModelSection, engine: EngineSection, transfer: TransferEngine) -> Instance:
     """Load the model, run the canary. Raises ConfigError for a directory or a size that cannot serve."""
     model_dir = Path(model.path)
     if not model_dir.is_dir():

@@ -1,0 +1,71 @@
+"""Offering new blocks to the pool: the cache node pulls them from our memory, we only say where they are."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from daemons.client.channel_pool import ChannelPool
+from daemons.core.errors import McError
+from daemons.core.ids import BlockHash, new_put_id
+from daemons.protocol.block import BlockMeta, Put, PutBlock, PutReply
+from daemons.protocol.messages import Reply
+from daemons.protocol.prefix_hash import root_hash, tenant_namespace
+from daemons.protocol.request import Generate, Prefill, PutTarget
+
+log = logging.getLogger(__name__)
+
+_PUT_TIMEOUT_S = 15.0
+
+
+class Publisher:
+    """Best effort: a refused or lost put only means a later miss. Loop thread only."""
+
+    def __init__(self, channels: ChannelPool) -> None:
+        self.num_offered = 0
+        self.num_stored = 0
+        self.num_refused = 0
+        self._channels = channels
+
+    def offer(
+        self, target: PutTarget, blocks: Sequence[PutBlock], on_done: Callable[[int], object]
+    ) -> None:
+        """`on_done(blocks now in the pool)` comes exactly once: until then the source must keep its bytes,
+        or raise its generation.
+        """
+        self.num_offered += len(blocks)
+
+        def on_reply(reply: Reply | McError) -> None:
+            stored = 0
+            if isinstance(reply, PutReply):
+                stored = sum(status in ("stored", "already_sealed") for status in reply.results)
+                if stored < len(blocks):
+                    log.info("put refused node=%s why=%s", target.node, reply.why)
+            else:
+                log.info("put failed node=%s why=%s", target.node, reply)
+            self.num_stored += stored
+            self.num_refused += len(blocks) - stored
+            on_done(stored)
+
+        try:
+            self._channels.get(target.control).request(
+                Put(put_id=new_put_id(), blocks=list(blocks)),
+                timeout_s=_PUT_TIMEOUT_S,
+                on_reply=on_reply,
+            )
+        except McError as error:
+            on_reply(error)
+
+
+def block_meta(
+    request: Generate | Prefill, hashes: Sequence[BlockHash], index: int, block_tokens: int
+) -> BlockMeta:
+    """The directory's view of block `index` of a request whose chain is `hashes`."""
+    root = root_hash(tenant_namespace(request.namespace, request.tenant))
+    return BlockMeta(
+        hash=hashes[index],
+        parent=hashes[index - 1] if index else root,
+        namespace=request.namespace,
+        depth=index,
+        num_tokens=block_tokens,
+        model=request.model,
+        tenant=request.tenant,
+    )

@@ -1,0 +1,1 @@
+"""mc-decode: pulls KV, batches continuously, streams tokens."""

@@ -1,0 +1,85 @@
+"""One request on a decode node, from its arrival to its last token. Loop thread only.
+
+waiting   no KV room yet
+filling   prefill computes, we pull: reused blocks from the pool, new layers from the prefill node
+decoding  all KV is here; the engine thread makes tokens
+ended     answered; the slot goes once no copy, no step and no put works on it
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from daemons.client.prefix_load import PrefixLoad
+from daemons.core.ids import BlockHash
+from daemons.engine.kv_arena import KvSlot
+from daemons.protocol.request import Generate, PrefillReply, Source, Timing
+from daemons.rpc import Call, Pending
+
+State = Literal["waiting", "filling", "decoding", "ended"]
+Holder = Literal["load", "engine", "put"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    call: Call
+    message: Generate
+    arrived_s: float
+    state: State = "waiting"
+    slot: KvSlot | None = None
+    prefill: Pending | None = None
+    source: Source | None = None
+    row_bytes: int = 0
+    reply: PrefillReply | None = None
+    load: PrefixLoad | None = None
+    num_pulls: int = 0
+    """Copies from the prefill node under way; the slot may not go before they ended."""
+    is_gap_pulled: bool = False
+    pulled_bytes: int = 0
+    holders: set[Holder] = field(default_factory=set)
+    tokens: list[int] = field(default_factory=list)
+    """Answer so far."""
+    first_token_s: float = 0.0
+    filled_s: float = 0.0
+    num_published: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.message.tokens)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.message.sampling.temperature == 0
+
+    def is_filled(self) -> bool:
+        """Every byte of the prompt's KV is in the slot."""
+        return (
+            self.reply is not None
+            and not self.num_pulls
+            and "load" not in self.holders
+            and self.is_gap_pulled
+        )
+
+    def loaded_tokens(self) -> int:
+        """Leading tokens that came from the pool."""
+        return 0 if self.load is None else self.load.num_blocks * self.load.block_tokens
+
+    def timing(self, now_s: float) -> Timing:
+        """Prefill's account, completed by ours."""
+        assert self.reply is not None
+        theirs = self.reply.timing
+        return Timing(
+            prefill_queue_s=theirs.prefill_queue_s,
+            load_s=theirs.load_s,
+            load_wait_s=theirs.load_wait_s,
+            compute_s=theirs.compute_s,
+            first_token_s=self.first_token_s - self.arrived_s,
+            handoff_s=max(0.0, self.filled_s - self.first_token_s),
+            decode_s=max(0.0, now_s - self.filled_s) if self.filled_s else 0.0,
+            pulled_bytes=self.pulled_bytes,
+            loaded_bytes=theirs.loaded_bytes + (0 if self.load is None else self.load.loaded_bytes),
+        )
+
+
+def is_hash_prefix(mine: list[BlockHash], whole: list[BlockHash]) -> bool:
+    """Whether the gateway's hashes are those of the prompt it sent."""
+    return whole[: len(mine)] == mine

@@ -1,0 +1,1 @@
+"""mc-prefill: turns prompts into KV, loads reused prefixes, offers new KV layer by layer."""

@@ -1,0 +1,107 @@
+"""One prompt on its way through a prefill node, and the rules of when its slot may go.
+
+The slot is held by everything that reads or writes it: the model thread, the prefix load, every put in flight, and
+the decode node until it said Pulled. When the last holder lets go the generation is raised and the slot is free.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from daemons.client.prefix_load import PrefixLoad
+from daemons.core.errors import McError
+from daemons.core.ids import BlockHash
+from daemons.engine.instance import Instance
+from daemons.engine.kv_arena import KvSlot
+from daemons.protocol.request import LayersReady, Prefill, Timing
+from daemons.rpc import Call, Timer
+
+Holder = Literal["model", "load", "decode"] | BlockHash
+"""A put in flight holds under the hash of its first block."""
+
+
+class PrefixShrank(McError):
+    """A reused block did not verify: the prompt starts again from a shorter prefix."""
+
+    code = "prefix_shrank"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Loop thread, except where the model thread is named."""
+
+    call: Call
+    request: Prefill
+    arrived_s: float
+    slot: KvSlot | None = None
+    load: PrefixLoad | None = None
+    holders: set[Holder] = field(default_factory=set)
+    hold_timer: Timer | None = None
+    is_ended: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    started_s: float = 0.0
+    num_reused_tokens: int = 0
+    num_published_blocks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens that the plan leaves to the model; what the queue is measured in."""
+        block_tokens = 0 if self.load is None else self.load.block_tokens * self.load.num_blocks
+        return self.num_tokens - block_tokens
+
+
+@dataclass(slots=True)
+class JobHooks:
+    """Model thread: waits for loaded layers, announces computed ones in groups worth a transfer."""
+
+    job: Job
+    instance: Instance
+    start: int
+    min_group_bytes: int
+    on_ready: Callable[[Job, LayersReady], object]
+    on_chunk: Callable[[Job, int, int], object]
+    """Called when all layers of tokens [start, end) exist."""
+    wait_s: float = 0.0
+    _first_layer: int = 0
+
+    def before_layer(self, layer: int) -> None:
+        """Raises PrefixShrank when the prefix turned out shorter than this run assumes."""
+        load = self.job.load
+        if load is None:
+            return
+        began_s = time.monotonic()
+        good = load.wait_layer(layer)
+        self.wait_s += time.monotonic() - began_s
+        if good * load.block_tokens < self.start:
+            raise PrefixShrank("a reused block is gone or damaged")
+
+    def after_layer(self, layer: int, start: int, end: int) -> None:
+        geometry = self.instance.geometry
+        is_last = layer == geometry.num_layers - 1
+        group_bytes = (layer - self._first_layer + 1) * geometry.layer_bytes(end - start)
+        if is_last or group_bytes >= self.min_group_bytes:
+            self.on_ready(
+                self.job,
+                LayersReady(first_layer=self._first_layer, last_layer=layer, start=start, end=end),
+            )
+            self._first_layer = 0 if is_last else layer + 1
+        if is_last:
+            self.on_chunk(self.job, start, end)
+
+    def is_cancelled(self) -> bool:
+        return self.job.cancelled.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What the model thread hands back."""
+
+    job: Job
+    first_token: int
+    timing: Timing

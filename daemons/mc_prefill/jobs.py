@@ -1,0 +1,302 @@
+"""The prompts of one prefill node: admission, slots, hand-off, publishing, release. Loop thread only."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from daemons.client.prefix_load import PrefixLoad
+from daemons.client.publisher import Publisher, block_meta
+from daemons.client.store import BlockReader
+from daemons.config.mc_prefill import PrefillSection
+from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
+from daemons.core.ids import RequestId, short
+from daemons.engine.cost_fit import CostFit
+from daemons.engine.instance import Instance
+from daemons.mc_prefill.job import Computed, Holder, Job
+from daemons.mc_prefill.metrics import PrefillMetrics
+from daemons.protocol.block import BlockLocation, PutBlock
+from daemons.protocol.node import InstanceLoad
+from daemons.protocol.request import LayersReady, Prefill, PrefillReply, PrefillStarted
+from daemons.rpc import Call, Loop
+
+log = logging.getLogger(__name__)
+
+_LOAD_TIMEOUT_S = 10.0
+_LOAD_DECAY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What the jobs ask of the process around them."""
+
+    compute: Callable[[Job], object]
+    """Hand the job to the model thread; `computed` comes back on the loop."""
+    withdraw: Callable[[Job], bool]
+    """Take it back if it was not begun."""
+    load: ThreadPoolExecutor
+    report_bad: Callable[[BlockLocation, str], object]
+
+
+class Jobs:
+    """Every job ends in exactly one reply and one release of its slot."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        config: PrefillSection,
+        instance: Instance,
+        effects: Effects,
+        publisher: Publisher,
+    ) -> None:
+        self.metrics = PrefillMetrics()
+        self.is_draining = False
+        self._loop = loop
+        self._config = config
+        self._instance = instance
+        self._effects = effects
+        self._publisher = publisher
+        self._reader = BlockReader(instance.transfer)
+        self._jobs: dict[RequestId, Job] = {}
+        self._waiting: deque[Job] = deque()
+        """Admitted, without a slot yet."""
+        self._running: dict[RequestId, Job] = {}
+        """With a slot, until computed."""
+        self._cost = CostFit()
+        self._load_token_s = 0.0
+
+    @property
+    def num_live(self) -> int:
+        return len(self._jobs)
+
+    def admit(self, call: Call, request: Prefill) -> None:
+        """Queue it; raises Rejected, Exhausted or Unavailable when it cannot be served here."""
+        self._check(request)
+        job = Job(call, request, self._loop.clock())
+        call.on_gone = lambda: self.cancel(request.request_id)
+        self._jobs[request.request_id] = job
+        self._waiting.append(job)
+        self._start_waiting()
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Free all it holds: at once where nobody works on it, else when the model or the load notices."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            return
+        self._end(job, Unavailable("the request was cancelled"))
+
+    def pulled(self, request_id: RequestId) -> None:
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._let_go(job, "decode")
+
+    def load_view(self) -> InstanceLoad:
+        fixed_s, token_s, token_context_s = self._cost.coefficients()
+        return InstanceLoad(
+            num_queued=len(self._waiting),
+            num_running=len(self._running),
+            queued_tokens=sum(
+                job.num_to_compute for job in (*self._waiting, *self._running.values())
+            ),
+            free_tokens=self._instance.arena.free_tokens,
+            prefill_fixed_s=fixed_s,
+            prefill_token_s=token_s,
+            prefill_token_context_s=token_context_s,
+            load_token_s=self._load_token_s,
+        )
+
+    def layers_ready(self, job: Job, ready: LayersReady) -> None:
+        job.call.part(ready)
+
+    def chunk_done(self, job: Job, start: int, end: int) -> None:
+        """All layers of tokens [start, end) exist: offer the full blocks among them to the pool."""
+        request, target = job.request, job.request.put_target
+        if target is None or request.cache == "bypass" or not self._config.publish:
+            return
+        if job.slot is None or not self._instance.model.is_reuse_safe:
+            return
+        block_tokens = self._instance.geometry.block_tokens
+        first, last = -(-start // block_tokens), min(end // block_tokens, len(request.hashes))
+        blocks = [
+            PutBlock(
+                meta=block_meta(request, request.hashes, index, block_tokens),
+                source=self._instance.source(
+                    job.slot, index * block_tokens, (index + 1) * block_tokens
+                ),
+                num_layers=self._instance.geometry.num_layers,
+            )
+            for index in range(first, last)
+        ]
+        if not blocks:
+            return
+        holder: Holder = blocks[0].meta.hash
+        job.holders.add(holder)
+
+        def on_done(num_stored: int) -> None:
+            job.num_published_blocks += num_stored
+            self.metrics.published.inc(num_stored)
+            self._let_go(job, holder)
+
+        self._publisher.offer(target, blocks, on_done)
+
+    def computed(self, job: Job, outcome: Computed | McError) -> None:
+        """The model is done with the slot, one way or the other."""
+        self._running.pop(job.request.request_id, None)
+        if isinstance(outcome, Computed) and not job.is_ended:
+            self._reply(job, outcome)
+        elif isinstance(outcome, McError):
+            self._end(job, outcome)
+        self._let_go(job, "model")
+
+    def loaded(self, job: Job) -> None:
+        """The prefix load has ended; nothing writes into the slot on its behalf any more."""
+        load = job.load
+        assert load is not None
+        for location, why in load.bad:
+            log.warning("reused block failed hash=%s why=%s", short(location.hash), why)
+            self.metrics.bad_blocks.inc()
+            self._effects.report_bad(location, why)
+        self.metrics.loaded_bytes.inc(load.loaded_bytes)
+        tokens = load.num_blocks * load.block_tokens
+        if tokens:
+            measured_s = load.elapsed_s / tokens
+            old_s = self._load_token_s or measured_s
+            self._load_token_s = _LOAD_DECAY * old_s + (1 - _LOAD_DECAY) * measured_s
+        self._let_go(job, "load")
+
+    def refresh_metrics(self) -> None:
+        self.metrics.queued.set(len(self._waiting) + max(0, len(self._running) - 1))
+        self.metrics.free_tokens.set(self._instance.arena.free_tokens)
+        self.metrics.held.set(self._instance.arena.num_live)
+
+    def _check(self, request: Prefill) -> None:
+        model = self._instance.model
+        if self.is_draining:
+            raise Unavailable("this prefill node is draining; use another one")
+        if request.namespace != model.namespace:
+            raise Rejected(
+                f"this prefill node serves {model.name} with other weights or numerics; plan again"
+            )
+        if request.request_id in self._jobs:
+            raise Rejected(f"request {request.request_id} is already here")
+        if not 0 < len(request.tokens) <= model.max_context_tokens:
+            raise Rejected(
+                f"{len(request.tokens)} prompt tokens; this instance takes 1..{model.max_context_tokens}"
+            )
+        if not 0 <= min(request.tokens) <= max(request.tokens) < model.vocab_size:
+            raise Rejected(f"token ids must be in 0..{model.vocab_size - 1}")
+        if len(request.hashes) > len(request.tokens) // model.block_tokens:
+            raise Rejected("more block hashes than full blocks")
+        if len(self._waiting) >= self._config.max_queued:
+            raise Exhausted(
+                f"{self._config.max_queued} prompts are waiting on this prefill node",
+                retry_after_ms=1000,
+            )
+
+    def _start_waiting(self) -> None:
+        """First come, first served: a long prompt that does not fit yet is not overtaken."""
+        while self._waiting:
+            job = self._waiting[0]
+            try:
+                job.slot = self._instance.arena.allocate(job.num_tokens)
+            except Exhausted:
+                return
+            self._waiting.popleft()
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        assert job.slot is not None
+        request = job.request
+        self._running[request.request_id] = job
+        job.holders |= {"model", "decode"}
+        self._start_load(job)
+        job.call.part(
+            PrefillStarted(
+                kv=self._instance.source(job.slot, 0, job.num_tokens),
+                bytes_per_token_row=self._instance.geometry.bytes_per_token_layer_half,
+                num_reused_tokens=job.num_tokens - job.num_to_compute,
+            )
+        )
+        if not job.is_ended:
+            self._effects.compute(job)
+        else:
+            self._running.pop(request.request_id, None)
+            self._let_go(job, "model")
+
+    def _start_load(self, job: Job) -> None:
+        request, slot = job.request, job.slot
+        assert slot is not None
+        block_tokens = self._instance.geometry.block_tokens
+        # The last token is always computed: its logits choose the first token of the answer.
+        usable = min(len(request.matched), (job.num_tokens - 1) // block_tokens)
+        if not usable or request.cache == "bypass" or not self._instance.model.is_reuse_safe:
+            return
+        load = job.load = PrefixLoad(
+            self._reader,
+            request.matched[:usable],
+            lambda layer, half, count: self._instance.half(slot, layer, half, count),
+            block_tokens=block_tokens,
+            timeout_s=_LOAD_TIMEOUT_S,
+        )
+        job.holders.add("load")
+
+        def run() -> None:
+            load.run()
+            self._loop.call_soon_threadsafe(self.loaded, job)
+
+        self._effects.load.submit(run)
+
+    def _reply(self, job: Job, computed: Computed) -> None:
+        timing = computed.timing
+        job.call.reply(
+            PrefillReply(
+                first_token=computed.first_token,
+                num_reused_tokens=job.num_reused_tokens,
+                timing=timing,
+            )
+        )
+        num_computed = job.num_tokens - job.num_reused_tokens
+        self._cost.observe(num_computed, job.num_reused_tokens, timing.compute_s)
+        self.metrics.requests.labels("ok").inc()
+        self.metrics.tokens.labels("computed").inc(num_computed)
+        self.metrics.tokens.labels("reused").inc(job.num_reused_tokens)
+        self.metrics.compute.observe(timing.compute_s)
+        hold_s = min(self._config.hold_s, job.request.hold_ms / 1000)
+        job.hold_timer = self._loop.call_later(
+            hold_s, self._end, job, Unavailable("nobody pulled the KV in time")
+        )
+
+    def _end(self, job: Job, error: McError) -> None:
+        """Answer with `error` if nothing was answered yet, stop what runs, void what peers may read."""
+        if job.is_ended:
+            return
+        job.is_ended = True
+        job.cancelled.set()
+        if not job.call.is_done:
+            self.metrics.requests.labels("failed").inc()
+        job.call.fail(error)
+        if job.load is not None:
+            job.load.cancel()
+        if job.slot is None:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            self._jobs.pop(job.request.request_id, None)
+            return
+        self._instance.generations.advance(job.slot.index)
+        if self._effects.withdraw(job):
+            self._running.pop(job.request.request_id, None)
+            self._let_go(job, "model")
+        self._let_go(job, "decode")
+
+    def _let_go(self, job: Job, holder: Holder) -> None:
+        job.holders.discard(holder)
+        if job.holders or job.slot is None:
+            return
+        if job.hold_timer is not None:
+            job.hold_timer.cancel()
+        job.is_ended = True
+        slot, job.slot = job.slot, None
+        self._instance.release(slot)
+        self._jobs.pop(job.request.request_id, None)
+        self._start_waiting()
