@@ -1,0 +1,124 @@
+"""The directory's columns of blocks: one row each, found by hash. Per block two small objects live (key and row
+number); everything else is in arrays, for a million blocks must neither cost gigabytes nor slow the collector.
+"""
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.core.ids import BlockHash
+from daemons.protocol.block import BlockMeta
+from daemons.protocol.prefix_hash import HASH_BYTES
+
+NO_ROW = -1
+
+
+class Kind(NamedTuple):
+    """What many blocks have in common, kept once."""
+
+    namespace: bytes
+    model: str
+    tenant: str
+
+
+class BlockTable:
+    """Rows are reused. `kind` is NO_ROW in a free row; `head` is the first replica's row, or NO_ROW."""
+
+    def __init__(self) -> None:
+        self.row_by_hash: dict[BlockHash, int] = {}
+        self.hashes = bytearray()
+        self.parents = bytearray()
+        self.depth = array("I")
+        self.num_tokens = array("I")
+        self.kind = array("i")
+        self.created_s = array("d")
+        self.head = array("i")
+        self.kinds: list[Kind | None] = []
+        self.num_by_kind = array("q")
+        self._kind_ids: dict[Kind, int] = {}
+        self._free = array("i")
+
+    def __len__(self) -> int:
+        return len(self.row_by_hash)
+
+    def add(self, meta: BlockMeta, *, now_s: float) -> int:
+        """Row of a block that is not there yet."""
+        kind = self._acquire_kind(Kind(meta.namespace, meta.model, meta.tenant))
+        if self._free:
+            row = self._free.pop()
+            at = row * HASH_BYTES
+            self.hashes[at : at + HASH_BYTES] = meta.hash
+            self.parents[at : at + HASH_BYTES] = meta.parent
+            self.depth[row] = meta.depth
+            self.num_tokens[row] = meta.num_tokens
+            self.kind[row] = kind
+            self.created_s[row] = now_s
+            self.head[row] = NO_ROW
+        else:
+            row = len(self.kind)
+            self.hashes += meta.hash
+            self.parents += meta.parent
+            self.depth.append(meta.depth)
+            self.num_tokens.append(meta.num_tokens)
+            self.kind.append(kind)
+            self.created_s.append(now_s)
+            self.head.append(NO_ROW)
+        self.row_by_hash[meta.hash] = row
+        return row
+
+    def remove(self, row: int) -> None:
+        del self.row_by_hash[self.hash_of(row)]
+        kind = self.kind[row]
+        self.kind[row] = NO_ROW
+        self._free.append(row)
+        self.num_by_kind[kind] -= 1
+        named = self.kinds[kind]
+        if self.num_by_kind[kind] == 0 and named is not None:
+            del self._kind_ids[named]
+            self.kinds[kind] = None
+
+    def hash_of(self, row: int) -> BlockHash:
+        return BlockHash(bytes(self.hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
+
+    def parent_of(self, row: int) -> BlockHash:
+        return BlockHash(bytes(self.parents[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
+
+    def meta_of(self, row: int) -> BlockMeta:
+        kind = self.kinds[self.kind[row]]
+        assert kind is not None, "a row in use has a kind"
+        return BlockMeta(
+            hash=self.hash_of(row),
+            parent=self.parent_of(row),
+            namespace=kind.namespace,
+            depth=self.depth[row],
+            num_tokens=self.num_tokens[row],
+            model=kind.model,
+            tenant=kind.tenant,
+        )
+
+    def key_columns(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Hashes as (first, last) 8 bytes, big-endian, so that numbers sort as the bytes do; copies."""
+        pairs = np.frombuffer(bytes(self.hashes), ">u8").reshape(-1, 2)
+        return pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.uint64)
+
+    def _acquire_kind(self, kind: Kind) -> int:
+        kind_id = self._kind_ids.get(kind)
+        if kind_id is None:
+            kind_id = self._new_kind(kind)
+        self.num_by_kind[kind_id] += 1
+        return kind_id
+
+    def _new_kind(self, kind: Kind) -> int:
+        """A free id, so that there are never more than kinds in use at one time."""
+        for kind_id, held in enumerate(self.kinds):
+            if held is None:
+                self.kinds[kind_id] = kind
+                break
+        else:
+            kind_id = len(self.kinds)
+            self.kinds.append(kind)
+            self.num_by_kind.append(0)
+        self._kind_ids[kind] = kind_id
+        return kind_id

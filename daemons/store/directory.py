@@ -1,0 +1,419 @@
+"""Block -> replicas for the whole pool, in memory only: rebuilt from the nodes' announcements after every start.
+
+Pure: no clock, no I/O. Invariant: a block is at least as recent, and as long leased, as the block that follows it
+in its prefix, so evicting in order of use never cuts a prefix that is still in use. A dropped node's rows are
+passed over at once and swept later.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.core.errors import NotFound, ProtocolError
+from daemons.core.ids import BlockHash, HostId, NodeId
+from daemons.protocol.block import BlockLocation, SealedBlock
+from daemons.protocol.prefix_hash import HASH_BYTES
+from daemons.protocol.segment import RegionRef
+from daemons.store.block_table import NO_ROW, BlockTable
+from daemons.store.eviction import POLICIES, EvictionCandidates, EvictionPolicy
+from daemons.store.lease import LeaseTable
+from daemons.store.replica_table import ReplicaTable, Slot
+
+RENAME_AFTER_S = 1.0
+"""A victim that was named is not named again, nor offered to readers, before this has passed."""
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    num_lookups: int = 0
+    num_lookup_blocks: int = 0
+    num_hit_blocks: int = 0
+
+
+class Directory:
+    """Every method costs O(its arguments) except `victims`, listings and statistics, which scan columns in numpy."""
+
+    def __init__(self, policy: EvictionPolicy | None = None) -> None:
+        self.blocks = BlockTable()
+        self.replicas = ReplicaTable()
+        self.leases = LeaseTable()
+        self.lookups = LookupCounts()
+        self.policy = policy or POLICIES["lru"]
+        self.slot_by_node: dict[NodeId, int] = {}
+        self._num_dropped = 0
+        """Slots that wait to be swept, so that nothing is scanned when there is none."""
+        self._sweep_at = 0
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def add_node(self, node: NodeId, host_id: HostId, region: RegionRef) -> None:
+        """Start a life of this node with nothing; what was known of an earlier one is dropped."""
+        self.drop_node(node)
+        self.slot_by_node[node] = self.replicas.open_slot(Slot(node, host_id, region))
+
+    def drop_node(self, node: NodeId) -> int:
+        """Forget the node and all it holds, O(1); how many replicas that were. Fine for an unknown one."""
+        number = self.slot_by_node.pop(node, None)
+        if number is None:
+            return 0
+        slot = self._slot(number)
+        slot.is_dropped = True
+        if slot.num_replicas == 0:
+            self.replicas.slots[number] = None
+        else:
+            self._num_dropped += 1
+        return slot.num_replicas
+
+    def set_suspect(self, node: NodeId, is_suspect: bool) -> None:
+        """Readers prefer the replicas of others."""
+        number = self.slot_by_node.get(node)
+        if number is not None:
+            self._slot(number).is_suspect = is_suspect
+
+    def num_blocks_on(self, node: NodeId) -> int:
+        number = self.slot_by_node.get(node)
+        return 0 if number is None else self._slot(number).num_replicas
+
+    def bytes_on(self, node: NodeId) -> int:
+        number = self.slot_by_node.get(node)
+        return 0 if number is None else self._slot(number).num_bytes
+
+    # -- what nodes report ---------------------------------------------------------------------------------------
+
+    def record_sealed(
+        self, node: NodeId, sealed: Sequence[SealedBlock], *, now_s: float
+    ) -> list[SealedBlock]:
+        """All or nothing: ProtocolError for a malformed record. Returns those that are new on this node."""
+        number = self._number(node)
+        for block in sealed:
+            _check(block)
+        return [block for block in sealed if self._record_one(number, block, now_s)]
+
+    def record_freed(self, node: NodeId, hashes: Iterable[BlockHash]) -> list[BlockHash]:
+        """Returns those that this node had."""
+        number = self._number(node)
+        return [block_hash for block_hash in hashes if self._free_one(number, block_hash)]
+
+    # -- lookups -------------------------------------------------------------------------------------------------
+
+    def match_prefix(
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        now_s: float,
+        lease_s: float,
+        near: HostId | None = None,
+    ) -> list[BlockLocation]:
+        """The best replica of each block of the longest prefix that is here; leased unless `lease_s` is 0."""
+        rows = self.find_prefix(hashes, now_s=now_s)
+        return self.take(rows, len(hashes), now_s=now_s, lease_s=lease_s, near=near)
+
+    def find_prefix(self, hashes: Sequence[BlockHash], *, now_s: float) -> list[int]:
+        """Rows of the longest prefix of the chain that can be read; only looks."""
+        rows = []
+        row_by_hash = self.blocks.row_by_hash
+        for block_hash in hashes:
+            row = row_by_hash.get(block_hash)
+            if row is None or self._pick(row, now_s, None) == NO_ROW:
+                break
+            rows.append(row)
+        return rows
+
+    def take(
+        self,
+        rows: Sequence[int],
+        num_asked: int,
+        *,
+        now_s: float,
+        lease_s: float,
+        near: HostId | None = None,
+    ) -> list[BlockLocation]:
+        """Locations of rows that `find_prefix` found just now, replicas on the host `near` first."""
+        if lease_s > 0:
+            self.leases.touch(rows, now_s=now_s, lease_s=lease_s)
+            if rows:  # a chain that was asked for from its middle
+                self._touch_parents(rows[0], now_s, now_s + lease_s)
+            self.lookups.num_lookups += 1
+            self.lookups.num_lookup_blocks += num_asked
+            self.lookups.num_hit_blocks += len(rows)
+        return [self._location(self._pick(row, now_s, near)) for row in rows]
+
+    def locate(
+        self, hashes: Sequence[BlockHash], *, now_s: float, lease_s: float
+    ) -> list[list[BlockLocation]]:
+        """Every replica of each block, the ones to prefer first."""
+        found = []
+        num_hits = 0
+        for block_hash in hashes:
+            row = self.blocks.row_by_hash.get(block_hash)
+            replicas = [] if row is None else self._live(row, now_s)
+            replicas.sort(key=lambda replica: self.replicas.slot_of(replica).is_suspect)
+            if replicas and row is not None and lease_s > 0:
+                self._touch_chain(row, now_s, now_s + lease_s)
+                num_hits += 1
+            found.append([self._location(replica) for replica in replicas])
+        if lease_s > 0:
+            self.lookups.num_lookups += 1
+            self.lookups.num_lookup_blocks += len(hashes)
+            self.lookups.num_hit_blocks += num_hits
+        return found
+
+    def leading_by_host(self, rows: Sequence[int], *, now_s: float) -> dict[HostId, int]:
+        """How many of the first blocks of a prefix each host holds."""
+        hosts = {slot.host_id for slot in self.replicas.slots if slot and not slot.is_dropped}
+        if len(hosts) <= 1:
+            return dict.fromkeys(hosts, len(rows))
+        counts: dict[HostId, int] = {}
+        holding = hosts
+        for index, row in enumerate(rows):
+            here = {self.replicas.slot_of(r).host_id for r in self._live(row, now_s)}
+            holding = holding & here
+            if not holding:
+                break
+            for host in holding:
+                counts[host] = index + 1
+        return counts
+
+    # -- space ---------------------------------------------------------------------------------------------------
+
+    def victims(
+        self, node: NodeId, num_bytes: int, *, now_s: float, max_blocks: int = 4096
+    ) -> list[BlockHash]:
+        """Blocks the node should free to regain `num_bytes`: never leased ones, never one named just before.
+
+        What is named counts as freed for RENAME_AFTER_S, so a node that reports often is not told twice.
+        """
+        number = self.slot_by_node.get(node)
+        if number is None:
+            return []
+        slot = self._slot(number)
+        if now_s >= slot.pending_until_s:
+            slot.pending_bytes = 0
+        num_bytes -= slot.pending_bytes
+        if num_bytes <= 0:
+            return []
+        rows = self._choose(number, num_bytes, now_s)[:max_blocks]
+        for row in rows:
+            self.replicas.named_until_s[row] = now_s + RENAME_AFTER_S
+            slot.pending_bytes += self.replicas.length[row]
+        slot.pending_until_s = now_s + RENAME_AFTER_S
+        return [self.blocks.hash_of(self.replicas.block[row]) for row in rows]
+
+    def sweep(self, max_rows: int) -> list[tuple[NodeId, BlockHash]]:
+        """Clean up to `max_rows` rows of dropped nodes; returns the replicas that are gone with them."""
+        if self._num_dropped == 0:
+            return []
+        dropped = self._dropped_rows(max_rows)
+        gone = []
+        for row in dropped:
+            node = self.replicas.slot_of(row).node
+            block = self.replicas.block[row]
+            block_hash = self.blocks.hash_of(block)
+            self._unlink(block, row)
+            number = self.slot_by_node.get(node)
+            if number is None or self._replica_on(number, block_hash) == NO_ROW:
+                gone.append((node, block_hash))
+        self._num_dropped = sum(
+            slot is not None and slot.is_dropped for slot in self.replicas.slots
+        )
+        return gone
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """For tests: every row is reachable exactly once, counters agree, prefixes are no older than suffixes."""
+        seen: set[int] = set()
+        num_by_slot: dict[int, int] = {}
+        bytes_by_slot: dict[int, int] = {}
+        for block_hash, row in self.blocks.row_by_hash.items():
+            assert self.blocks.hash_of(row) == block_hash
+            assert self.blocks.kind[row] != NO_ROW
+            assert self.blocks.head[row] != NO_ROW, "a block without replicas is removed"
+            for replica in self._chain(row):
+                assert replica not in seen
+                seen.add(replica)
+                assert self.replicas.block[replica] == row
+                number = self.replicas.slot[replica]
+                num_by_slot[number] = num_by_slot.get(number, 0) + 1
+                bytes_by_slot[number] = bytes_by_slot.get(number, 0) + self.replicas.length[replica]
+            parent = self.blocks.row_by_hash.get(self.blocks.parent_of(row))
+            if parent is not None:
+                assert self.leases.used_s[parent] >= self.leases.used_s[row]
+        assert len(seen) == self.replicas.num_rows
+        for number, slot in enumerate(self.replicas.slots):
+            if slot is not None:
+                assert slot.num_replicas == num_by_slot.get(number, 0)
+                assert slot.num_bytes == bytes_by_slot.get(number, 0)
+        assert sum(self.blocks.num_by_kind) == len(self.blocks)
+        for node, number in self.slot_by_node.items():
+            assert self._slot(number).node == node
+            assert not self._slot(number).is_dropped
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _slot(self, number: int) -> Slot:
+        slot = self.replicas.slots[number]
+        assert slot is not None, "a slot in use is open"
+        return slot
+
+    def _number(self, node: NodeId) -> int:
+        number = self.slot_by_node.get(node)
+        if number is None:
+            raise NotFound(f"node {node} lends no segment to this pool; join first")
+        return number
+
+    def _record_one(self, number: int, sealed: SealedBlock, now_s: float) -> bool:
+        row = self.blocks.row_by_hash.get(sealed.meta.hash)
+        if row is None:
+            row = self.blocks.add(sealed.meta, now_s=now_s)
+            self.leases.add(row, now_s=now_s)
+            self._touch_parents(row, now_s, 0.0)
+        else:
+            held = self._on_slot(row, number)
+            if held != NO_ROW:
+                self.replicas.replace(held, sealed)
+                return False
+            self._touch_chain(row, now_s, 0.0)
+        replica = self.replicas.add(number, row, sealed)
+        self.replicas.next[replica] = self.blocks.head[row]
+        self.blocks.head[row] = replica
+        return True
+
+    def _free_one(self, number: int, block_hash: BlockHash) -> bool:
+        replica = self._replica_on(number, block_hash)
+        if replica == NO_ROW:
+            return False
+        slot = self._slot(number)
+        if self.replicas.named_until_s[replica] > 0:
+            slot.pending_bytes = max(0, slot.pending_bytes - self.replicas.length[replica])
+        self._unlink(self.replicas.block[replica], replica)
+        return True
+
+    def _unlink(self, row: int, replica: int) -> None:
+        """Take a replica out of its block; the block goes with its last one."""
+        following = self.replicas.next
+        if self.blocks.head[row] == replica:
+            self.blocks.head[row] = following[replica]
+        else:
+            before = self.blocks.head[row]
+            while following[before] != replica:
+                before = following[before]
+            following[before] = following[replica]
+        self.replicas.remove(replica)
+        if self.blocks.head[row] == NO_ROW:
+            self.blocks.remove(row)
+
+    def _chain(self, row: int) -> list[int]:
+        chain = []
+        replica = self.blocks.head[row]
+        while replica != NO_ROW:
+            chain.append(replica)
+            replica = self.replicas.next[replica]
+        return chain
+
+    def _live(self, row: int, now_s: float) -> list[int]:
+        return [
+            replica
+            for replica in self._chain(row)
+            if not self.replicas.slot_of(replica).is_dropped
+            and self.replicas.named_until_s[replica] <= now_s
+        ]
+
+    def _pick(self, row: int, now_s: float, near: HostId | None) -> int:
+        """The best replica to read, NO_ROW when none can be; written flat, for every lookup runs it per block."""
+        replicas = self.replicas
+        best, best_rank = NO_ROW, -1
+        replica = self.blocks.head[row]
+        while replica != NO_ROW:
+            slot = replicas.slots[replicas.slot[replica]]
+            if (
+                slot is not None
+                and not slot.is_dropped
+                and replicas.named_until_s[replica] <= now_s
+            ):
+                rank = (0 if slot.is_suspect else 2) + (slot.host_id == near)
+                if rank > best_rank:
+                    best, best_rank = replica, rank
+            replica = replicas.next[replica]
+        return best
+
+    def _on_slot(self, row: int, number: int) -> int:
+        replica = self.blocks.head[row]
+        while replica != NO_ROW and self.replicas.slot[replica] != number:
+            replica = self.replicas.next[replica]
+        return replica
+
+    def _replica_on(self, number: int, block_hash: BlockHash) -> int:
+        row = self.blocks.row_by_hash.get(block_hash)
+        return NO_ROW if row is None else self._on_slot(row, number)
+
+    def _touch_chain(self, row: int, now_s: float, until_s: float) -> None:
+        self.leases.raise_to(row, used_s=now_s, until_s=until_s)
+        self._touch_parents(row, now_s, until_s)
+
+    def _touch_parents(self, row: int, now_s: float, until_s: float) -> None:
+        """Ends at the first ancestor that needs nothing: those above it were touched with it."""
+        parent = self.blocks.row_by_hash.get(self.blocks.parent_of(row))
+        while parent is not None and self.leases.raise_to(parent, used_s=now_s, until_s=until_s):
+            parent = self.blocks.row_by_hash.get(self.blocks.parent_of(parent))
+
+    def _location(self, replica: int) -> BlockLocation:
+        replicas = self.replicas
+        slot = replicas.slot_of(replica)
+        return BlockLocation(
+            hash=self.blocks.hash_of(replicas.block[replica]),
+            node=slot.node,
+            region=slot.region,
+            offset=replicas.offset[replica],
+            length=replicas.length[replica],
+            trailer_bytes=replicas.trailer_bytes[replica],
+            version=replicas.version[replica],
+            seal_checksum=replicas.seal_checksum[replica],
+            num_layers=replicas.num_layers[replica],
+            host_id=slot.host_id,
+        )
+
+    def _choose(self, number: int, num_bytes: int, now_s: float) -> list[int]:
+        held = np.flatnonzero(self.replicas.slot_column() == number)
+        if len(held) == 0:
+            return []
+        blocks = np.frombuffer(self.replicas.block, np.int32)[held]
+        may_go = np.frombuffer(self.replicas.named_until_s, np.float64)[held] <= now_s
+        may_go &= self.leases.until_column()[blocks] <= now_s
+        held, blocks = held[may_go], blocks[may_go]
+        chosen = self.policy.choose(
+            EvictionCandidates(
+                used_s=self.leases.used_column()[blocks],
+                depth=np.frombuffer(self.blocks.depth, np.uint32)[blocks],
+                num_bytes=np.frombuffer(self.replicas.length, np.uint64)[held],
+            ),
+            num_bytes,
+        )
+        rows: list[int] = held[chosen].tolist()
+        return rows
+
+    def _dropped_rows(self, max_rows: int) -> list[int]:
+        """The next ones from where the last sweep ended, looking at no more than 64 rows for each wanted."""
+        is_dropped = self.replicas.is_dropped_by_slot()
+        start = self._sweep_at if self._sweep_at < len(self.replicas.slot) else 0
+        window: NDArray[np.int32] = self.replicas.slot_column()[start : start + 64 * max_rows]
+        hits = np.flatnonzero((window != NO_ROW) & is_dropped[np.maximum(window, 0)])[:max_rows]
+        self._sweep_at = start + (int(hits[-1]) + 1 if len(hits) == max_rows else len(window))
+        rows: list[int] = (hits + start).tolist()
+        return rows
+
+
+def _check(block: SealedBlock) -> None:
+    """Numbers that fit the columns; whatever a peer sends, a report is recorded whole or refused whole."""
+    meta = block.meta
+    if len(meta.hash) != HASH_BYTES or len(meta.parent) != HASH_BYTES:
+        raise ProtocolError(f"a block hash has {HASH_BYTES} bytes, got {len(meta.hash)}")
+    fits_32 = min(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) >= 0
+    fits_32 &= max(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) < 1 << 31
+    fits_64 = min(block.offset, block.length, block.version, block.seal_checksum) >= 0
+    fits_64 &= max(block.offset, block.length) < 1 << 62
+    fits_64 &= max(block.version, block.seal_checksum) < 1 << 64
+    if not (fits_32 and fits_64):
+        raise ProtocolError(f"sealed block {meta.hash.hex()[:8]} has a number out of range")

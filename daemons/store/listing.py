@@ -1,0 +1,165 @@
+"""Looking at the directory as an operator does: filters, pages, totals. Nothing here changes leases or recency."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.core.errors import Rejected
+from daemons.core.ids import BlockHash, NodeId
+from daemons.protocol.block import BlockFilter, ListedBlock
+from daemons.protocol.prefix_hash import HASH_BYTES
+from daemons.store.block_table import NO_ROW
+from daemons.store.directory import Directory
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    num_blocks: int
+    num_replicas: int
+    num_leased: int
+    blocks_by_model: dict[str, int]
+
+
+def list_blocks(
+    directory: Directory,
+    wanted: BlockFilter,
+    *,
+    after: BlockHash | None,
+    limit: int,
+    now_s: float,
+) -> tuple[list[ListedBlock], bool]:
+    """A page in the order of the hash, and whether there are more; O(blocks) in numpy whatever the page."""
+    rows = _matching_rows(directory, wanted, now_s)
+    first, last = directory.blocks.key_columns()
+    first, last = first[rows], last[rows]
+    if after is not None:
+        high, low = _key(after)
+        beyond = (first > high) | ((first == high) & (last > low))
+        rows, first, last = rows[beyond], first[beyond], last[beyond]
+    if len(rows) > 4 * limit:
+        near = first <= np.partition(first, limit)[limit]
+        rows, first, last = rows[near], first[near], last[near]
+    rows = rows[np.lexsort((last, first))]
+    page: list[int] = rows[:limit].tolist()
+    return [_listed(directory, row, now_s) for row in page], len(rows) > limit
+
+
+def select_replicas(
+    directory: Directory, wanted: BlockFilter, *, now_s: float
+) -> dict[NodeId, list[BlockHash]]:
+    """What each node holds of the blocks that match; with `wanted.node`, on that node only."""
+    rows = np.zeros(len(directory.blocks.kind), bool)
+    rows[_matching_rows(directory, wanted, now_s)] = True
+    found: dict[NodeId, list[BlockHash]] = {}
+    for node, number in directory.slot_by_node.items():
+        if wanted.node is not None and node != wanted.node:
+            continue
+        held = np.flatnonzero(directory.replicas.slot_column() == number)
+        if len(held):
+            blocks = np.frombuffer(directory.replicas.block, np.int32)[held]
+            chosen: list[int] = blocks[rows[blocks]].tolist()
+            if chosen:
+                found[node] = [directory.blocks.hash_of(row) for row in chosen]
+    return found
+
+
+def total(directory: Directory, *, now_s: float) -> Totals:
+    """Exact, also while a dropped node is still being swept."""
+    live = _live_rows(directory)
+    kinds = np.frombuffer(directory.blocks.kind, np.int32)[live] if len(live) else live
+    by_model: dict[str, int] = {}
+    for kind_id, count in enumerate(np.bincount(kinds, minlength=0).tolist()):
+        kind = directory.blocks.kinds[kind_id]
+        if kind is not None and count:
+            by_model[kind.model] = by_model.get(kind.model, 0) + count
+    return Totals(
+        num_blocks=len(live),
+        num_replicas=sum(
+            slot.num_replicas for slot in directory.replicas.slots if slot and not slot.is_dropped
+        ),
+        num_leased=int((directory.leases.until_column()[live] > now_s).sum()),
+        blocks_by_model=by_model,
+    )
+
+
+def _live_rows(directory: Directory, node: NodeId | None = None) -> NDArray[np.intp]:
+    """Blocks with a replica on a node that was not dropped, or on this one node."""
+    slots = directory.replicas.slot_column()
+    if len(slots) == 0:
+        return np.empty(0, np.intp)
+    if node is None:
+        is_live = (slots != NO_ROW) & ~directory.replicas.is_dropped_by_slot()[np.maximum(slots, 0)]
+    else:
+        is_live = slots == directory.slot_by_node.get(node, len(directory.replicas.slots))
+    has_live = np.zeros(len(directory.blocks.kind), bool)
+    has_live[np.frombuffer(directory.replicas.block, np.int32)[is_live]] = True
+    return np.flatnonzero(has_live)
+
+
+def _matching_rows(directory: Directory, wanted: BlockFilter, now_s: float) -> NDArray[np.intp]:
+    blocks = directory.blocks
+    rows = _live_rows(directory, wanted.node)
+    if len(rows) == 0:
+        return rows
+    is_wanted = np.array(
+        [
+            kind is not None
+            and wanted.model in (None, kind.model)
+            and wanted.tenant in (None, kind.tenant)
+            for kind in blocks.kinds
+        ],
+        bool,
+    )
+    kinds = np.frombuffer(blocks.kind, np.int32)
+    rows = np.compress(is_wanted[kinds[rows]], rows)
+    if wanted.older_than_s is not None:
+        created_s = np.frombuffer(blocks.created_s, np.float64)[rows]
+        rows = np.compress(now_s - created_s > wanted.older_than_s, rows)
+    if wanted.hash_prefix:
+        low, high = _prefix_bounds(wanted.hash_prefix)
+        first, last = blocks.key_columns()
+        first, last = first[rows], last[rows]
+        not_below = (first > low[0]) | ((first == low[0]) & (last >= low[1]))
+        not_above = (first < high[0]) | ((first == high[0]) & (last <= high[1]))
+        rows = np.compress(not_below & not_above, rows)
+    return rows
+
+
+def _prefix_bounds(prefix: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Smallest and largest key that begins with these hex digits."""
+    digits = 2 * HASH_BYTES
+    try:
+        int(prefix, 16)
+        low, high = (
+            bytes.fromhex(prefix.ljust(digits, "0")),
+            bytes.fromhex(prefix.ljust(digits, "f")),
+        )
+    except ValueError:
+        low = b""
+    if len(low) != HASH_BYTES:
+        raise Rejected(f"hash prefix {prefix!r} is not 1 to {digits} hex digits")
+    return _key(low), _key(high)
+
+
+def _key(block_hash: bytes) -> tuple[int, int]:
+    padded = block_hash[:HASH_BYTES].ljust(HASH_BYTES, b"\0")
+    return int.from_bytes(padded[:8], "big"), int.from_bytes(padded[8:], "big")
+
+
+def _listed(directory: Directory, row: int, now_s: float) -> ListedBlock:
+    replicas = directory.replicas
+    live = []
+    replica = directory.blocks.head[row]
+    while replica != NO_ROW:
+        if not replicas.slot_of(replica).is_dropped:
+            live.append(replica)
+        replica = replicas.next[replica]
+    return ListedBlock(
+        meta=directory.blocks.meta_of(row),
+        nodes=[replicas.slot_of(replica).node for replica in live],
+        length=replicas.length[live[0]] if live else 0,
+        age_s=now_s - directory.blocks.created_s[row],
+        idle_s=now_s - directory.leases.used_s[row],
+        is_leased=directory.leases.is_leased(row, now_s=now_s),
+    )

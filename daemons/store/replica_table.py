@@ -1,0 +1,116 @@
+"""The directory's columns of replicas: where each copy is. The copies of one block are a linked list of rows.
+
+A node's life in the directory is a slot. Dropping a node marks its slot, O(1); its rows are cleaned later, bit by
+bit, and the slot number is used again only when none is left.
+"""
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.core.ids import HostId, NodeId
+from daemons.protocol.block import SealedBlock
+from daemons.protocol.segment import RegionRef
+from daemons.store.block_table import NO_ROW
+
+
+@dataclass(slots=True)
+class Slot:
+    """One life of one node. `pending_bytes` were named as victims and not freed yet, until `pending_until_s`."""
+
+    node: NodeId
+    host_id: HostId
+    region: RegionRef
+    is_dropped: bool = False
+    is_suspect: bool = False
+    num_replicas: int = 0
+    num_bytes: int = 0
+    pending_bytes: int = 0
+    pending_until_s: float = 0.0
+
+
+class ReplicaTable:
+    """`slot` is NO_ROW in a free row. `named_until_s`: named as a victim, so not offered to readers until then."""
+
+    def __init__(self) -> None:
+        self.slot = array("i")
+        self.block = array("i")
+        self.next = array("i")
+        self.offset = array("Q")
+        self.length = array("Q")
+        self.trailer_bytes = array("I")
+        self.version = array("Q")
+        self.seal_checksum = array("Q")
+        self.num_layers = array("I")
+        self.named_until_s = array("d")
+        self.slots: list[Slot | None] = []
+        self.num_rows = 0
+        self._free = array("i")
+
+    def open_slot(self, opened: Slot) -> int:
+        for number, held in enumerate(self.slots):
+            if held is None:
+                self.slots[number] = opened
+                return number
+        self.slots.append(opened)
+        return len(self.slots) - 1
+
+    def slot_of(self, row: int) -> Slot:
+        held = self.slots[self.slot[row]]
+        assert held is not None, "a replica's slot is open"
+        return held
+
+    def add(self, slot: int, block: int, sealed: SealedBlock) -> int:
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self.slot)
+            for column in (self.slot, self.block, self.next, self.trailer_bytes, self.num_layers):
+                column.append(0)
+            for wide in (self.offset, self.length, self.version, self.seal_checksum):
+                wide.append(0)
+            self.named_until_s.append(0.0)
+        self.slot[row] = slot
+        self.block[row] = block
+        self.next[row] = NO_ROW
+        self.num_rows += 1
+        held = self.slot_of(row)
+        held.num_replicas += 1
+        held.num_bytes += sealed.length
+        self.length[row] = sealed.length
+        self._place(row, sealed)
+        return row
+
+    def replace(self, row: int, sealed: SealedBlock) -> None:
+        """The node sealed the block again, elsewhere in its segment."""
+        self.slot_of(row).num_bytes += sealed.length - self.length[row]
+        self.length[row] = sealed.length
+        self._place(row, sealed)
+
+    def remove(self, row: int) -> None:
+        """Free a row that is out of its block's list; closes a dropped slot with its last row."""
+        held = self.slot_of(row)
+        held.num_replicas -= 1
+        held.num_bytes -= self.length[row]
+        if held.is_dropped and held.num_replicas == 0:
+            self.slots[self.slot[row]] = None
+        self.slot[row] = NO_ROW
+        self.num_rows -= 1
+        self._free.append(row)
+
+    def slot_column(self) -> NDArray[np.int32]:
+        """A view; drop it before the next `add`, for an array that is looked at cannot grow."""
+        return np.frombuffer(self.slot, np.int32) if self.slot else np.empty(0, np.int32)
+
+    def is_dropped_by_slot(self) -> NDArray[np.bool_]:
+        return np.array([held is None or held.is_dropped for held in self.slots], bool)
+
+    def _place(self, row: int, sealed: SealedBlock) -> None:
+        self.offset[row] = sealed.offset
+        self.trailer_bytes[row] = sealed.trailer_bytes
+        self.version[row] = sealed.version
+        self.seal_checksum[row] = sealed.seal_checksum
+        self.num_layers[row] = sealed.num_layers
+        self.named_until_s[row] = 0.0
