@@ -1,0 +1,127 @@
+"""What an operator asks of a cluster's master: nodes, models, blocks, requests, events. One request at a time.
+
+Every method raises the family of McError that the master answered with, or Unavailable when it does not answer.
+Only `clear_blocks` changes anything.
+"""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from daemons.core.errors import ProtocolError
+from daemons.core.ids import BlockHash, NodeId
+from daemons.protocol.base import Message
+from daemons.protocol.block import (
+    BlockFilter,
+    BlockLocation,
+    CacheStat,
+    CacheStatReply,
+    ClearBlocks,
+    ClearBlocksReply,
+    ListBlocks,
+    ListBlocksReply,
+    ListedBlock,
+    Locate,
+    LocateReply,
+)
+from daemons.protocol.messages import Event
+from daemons.protocol.node import (
+    ListModels,
+    ListModelsReply,
+    ListNodes,
+    ListNodesReply,
+    ModelDescription,
+)
+from daemons.protocol.request import ListedRequest, ListRequests, ListRequestsReply
+from daemons.rpc import Subscriber, SyncClient
+
+PAGE_BLOCKS = 1000
+
+ReplyType = TypeVar("ReplyType", bound=Message)
+
+
+class ClusterClient:
+    """A connection to the master, made on first use."""
+
+    def __init__(self, master: str, timeout_s: float = 5.0) -> None:
+        self.master = master
+        self._client = SyncClient(master, timeout_s)
+
+    def nodes(self) -> ListNodesReply:
+        """Every node the master knows, and the master itself."""
+        return self._ask(ListNodes(), ListNodesReply)
+
+    def models(self) -> list[ModelDescription]:
+        """What the live instances serve; one entry per namespace."""
+        return self._ask(ListModels(), ListModelsReply).models
+
+    def cache_stat(self) -> CacheStatReply:
+        return self._ask(CacheStat(), CacheStatReply)
+
+    def blocks(self, chosen: BlockFilter, limit: int | None = None) -> Iterator[ListedBlock]:
+        """Pages through the directory; blocks that come or go meanwhile may be missed or not."""
+        after: BlockHash | None = None
+        left = limit
+        while left is None or left > 0:
+            page_blocks = PAGE_BLOCKS if left is None else min(left, PAGE_BLOCKS)
+            page = self._ask(
+                ListBlocks(filter=chosen, after=after, limit=page_blocks), ListBlocksReply
+            )
+            yield from page.blocks
+            if not page.has_more or not page.blocks:
+                return
+            after = page.blocks[-1].meta.hash
+            if left is not None:
+                left -= len(page.blocks)
+
+    def locate(self, hashes: Sequence[BlockHash]) -> list[list[BlockLocation]]:
+        """Every replica of each block, in order. Only looks: no lease, no recency."""
+        return self._ask(Locate(hashes=list(hashes), lease_ms=0), LocateReply).replicas
+
+    def clear_blocks(self, chosen: BlockFilter, timeout_s: float = 30.0) -> ClearBlocksReply:
+        """Delete what the filter matches; answered when the nodes freed it, or at the deadline."""
+        return self._ask(ClearBlocks(filter=chosen), ClearBlocksReply, timeout_s)
+
+    def requests(self, limit: int = 50) -> list[ListedRequest]:
+        """The most recent plans, newest first."""
+        return self._ask(ListRequests(limit=limit), ListRequestsReply).requests
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> "ClusterClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(
+        self, message: Message, reply_type: type[ReplyType], timeout_s: float | None = None
+    ) -> ReplyType:
+        reply = self._client.request(message, timeout_s)
+        if not isinstance(reply, reply_type):
+            raise ProtocolError(
+                f"{self.master} answered {type(message).__name__} with {type(reply).__name__}; is it mc-master?"
+            )
+        return reply
+
+
+def watch_events(
+    endpoint: str, topics: tuple[str, ...], poll_s: float
+) -> Iterator[tuple[int, Event] | None]:
+    """(sequence, event) as they come, None whenever none came for `poll_s`; ends when the caller stops asking."""
+    subscriber = Subscriber(endpoint, topics)
+    try:
+        while True:
+            yield from subscriber.events(poll_s)
+            yield None
+    finally:
+        subscriber.close()
+
+
+__all__ = ["BlockFilter", "ClusterClient", "NodeId", "watch_events"]

@@ -1,0 +1,189 @@
+"""mcctl cluster: one cluster of real processes on this host's loopback, kept until it is told to end."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from daemons.core.errors import Unavailable
+from daemons.core.units import format_size, parse_size
+from mcctl import exit_codes, model_store, render
+from mcctl.cluster_plan import ClusterOptions
+from mcctl.cluster_record import (
+    ClusterRecord,
+    end_cluster,
+    persistent_directory,
+    read_record,
+    sweep,
+)
+from mcctl.commands import new_app
+from mcctl.http_json import get_status
+from mcctl.local_cluster import LocalCluster, hold_cluster_lock
+from mcctl.process_memory import resident_bytes
+from mcctl.render import Column
+from mcctl.settings import settings_of
+
+app = new_app()
+
+
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the cluster."""
+
+    name: str
+    pid: int | None
+    is_running: bool
+    memory_bytes: int
+    log: str
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What up and status print; fields are only ever added."""
+
+    is_running: bool
+    is_healthy: bool
+    url: str = ""
+    master: str = ""
+    model: str = ""
+    directory: str = ""
+    daemons: list[DaemonStatus] = msgspec.field(default_factory=list)
+
+
+class DownResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`killed` did not end within their time."""
+
+    was_running: bool
+    killed: list[str]
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,
+    prefill: Annotated[int, typer.Option(min=1, max=64, help="Prefill instances.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, max=64, help="Decode instances.")] = 1,
+    cachenodes: Annotated[int, typer.Option(min=1, max=64, help="Cache nodes.")] = 1,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    kv_memory: Annotated[str, typer.Option(help="KV arena of each instance.")] = "1GiB",
+    segment: Annotated[str, typer.Option(help="Pool memory of each cache node.")] = "1GiB",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The gateway's; a free one otherwise.")
+    ] = None,
+) -> None:
+    """Start a cluster and wait until it serves; other verbs then use it by default.
+
+    \b
+    Example: mcctl cluster up --prefill 2 --decode 2 --port 8000
+    """
+    for size in (kv_memory, segment):
+        parse_size(size)
+    options = ClusterOptions(
+        model=model_store.find_model(model),
+        num_prefill=prefill,
+        num_decode=decode,
+        num_cachenodes=cachenodes,
+        dtype=dtype,
+        kv_memory=kv_memory,
+        segment=segment,
+        http_port=port,
+    )
+    lock = hold_cluster_lock()
+    try:
+        with render.progress("starting") as progress:
+            cluster = LocalCluster.persistent(options)
+            started_s = time.monotonic()
+            cluster.start(progress)
+            progress(f"ready after {time.monotonic() - started_s:.1f} s")
+    finally:
+        os.close(lock)
+    _show_status(context, cluster.record)
+
+
+@app.command()
+def down(
+    context: typer.Context,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds each group of daemons may drain before SIGKILL.")
+    ] = 5.0,
+) -> None:
+    """End the cluster and remove everything it made; fine when none runs.
+
+    \b
+    Example: mcctl cluster down
+    """
+    lock = hold_cluster_lock()
+    try:
+        sweep()
+        record = read_record(persistent_directory())
+        was_running = record is not None and record.is_running
+        killed = []
+        if record is not None:
+            with render.progress("stopping"):
+                killed = end_cluster(record, grace_s=grace)
+    finally:
+        os.close(lock)
+    if settings_of(context).output == "json":
+        render.emit_json(DownResult(was_running=was_running, killed=killed))
+    else:
+        forced = f" (killed: {', '.join(killed)})" if killed else ""
+        render.emit_line(f"cluster ended{forced}" if was_running else "no cluster was running")
+
+
+@app.command()
+def status(context: typer.Context) -> int:
+    """The cluster of `mcctl cluster up`: processes, memory, logs. Exits with 7 when it does not serve.
+
+    \b
+    Example: mcctl cluster status --output json
+    """
+    record = read_record(persistent_directory())
+    if record is None:
+        if settings_of(context).output != "json":
+            raise Unavailable("no local cluster; start one with `mcctl cluster up`")
+        render.emit_json(ClusterStatus(is_running=False, is_healthy=False))
+        return exit_codes.BY_FAMILY["unavailable"]
+    is_healthy = _show_status(context, record)
+    return exit_codes.OK if is_healthy else exit_codes.BY_FAMILY["unavailable"]
+
+
+def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
+    daemons = [
+        DaemonStatus(
+            name=daemon.name,
+            pid=daemon.process.pid if daemon.process else None,
+            is_running=daemon.process is not None and daemon.process.is_alive,
+            memory_bytes=resident_bytes(daemon.process.pid) if daemon.process else 0,
+            log=daemon.log,
+        )
+        for daemon in record.daemons
+    ]
+    result = ClusterStatus(
+        is_running=record.is_running,
+        is_healthy=get_status(f"{record.url}/health", timeout_s=2.0) == 200,
+        url=record.url,
+        master=record.master,
+        model=Path(record.model).name,
+        directory=record.directory,
+        daemons=daemons,
+    )
+    columns = [
+        Column("daemon", lambda d: d.name),
+        Column("pid", lambda d: str(d.pid or "-"), is_number=True),
+        Column("state", lambda d: "running" if d.is_running else "ENDED"),
+        Column("memory", lambda d: format_size(d.memory_bytes), is_number=True),
+        Column("log", lambda d: d.log),
+    ]
+    output = settings_of(context).output
+    render.emit(output, result, columns, daemons)
+    if output == "table":
+        health = "serves" if result.is_healthy else "does NOT serve"
+        render.show_facts(
+            [
+                ("OpenAI API", f"{result.url}/v1 ({health}, model {result.model})"),
+                ("master", result.master),
+                ("try", "mcctl request send --prompt 'What is a lighthouse?'"),
+            ]
+        )
+    return result.is_healthy

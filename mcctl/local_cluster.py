@@ -1,0 +1,324 @@
+"""A cluster of real processes on this host's loopback: started, watched, hurt (by tests) and ended without a trace.
+
+    with LocalCluster.temporary(ClusterOptions(model=path)) as cluster:
+        httpx.get(cluster.url + "/v1/models")
+
+A temporary cluster ends with the process that made it, however that ends; a persistent one stays until `end_cluster`.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final
+
+import msgspec
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import ConfigError, Conflict, Exhausted, McError, Unavailable
+from daemons.core.units import format_size, parse_size
+from mcctl import paths
+from mcctl.cluster_plan import ClusterOptions, PlannedDaemon, plan_cluster, to_toml
+from mcctl.cluster_record import (
+    GRACE_S,
+    ClusterRecord,
+    DaemonRecord,
+    end_cluster,
+    persistent_directory,
+    read_record,
+    sweep,
+    write_record,
+)
+from mcctl.http_json import get_status
+from mcctl.process_identity import ProcessIdentity, identify, stop_all
+
+Progress = Callable[[str], object]
+READY_TIMEOUT_S: Final = 90.0
+_POLL_S: Final = 0.05
+_EXIT_CONFIG: Final = 78
+_ENVIRONMENT: Final = {
+    # One thread per daemon; one that waits must not burn a core that another one needs.
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+_NOT_INHERITED: Final = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "STATE_DIRECTORY",
+    "RUNTIME_DIRECTORY",
+    "JOURNAL_STREAM",
+)
+
+
+class LocalCluster:
+    """Use `temporary` or `persistent`. Names of daemons: mc-master, mc-cachenode, mc-prefill, mc-prefill-2, ..."""
+
+    def __init__(self, options: ClusterOptions, directory: Path, *, is_temporary: bool) -> None:
+        self._directory = directory
+        self._is_temporary = is_temporary
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._old_sigterm: (
+            signal.Handlers | Callable[[int, FrameType | None], object] | int | None
+        ) = None
+        sockets = Path(tempfile.mkdtemp(prefix="s-", dir=paths.runtime_dir()))
+        segments = Path(tempfile.mkdtemp(prefix="mooncake-", dir=_tmpfs(options)))
+        self.plan = plan_cluster(options, directory, (sockets, segments))
+        self._planned = {daemon.name: daemon for daemon in self.plan.daemons}
+        owner = identify(os.getpid()) if is_temporary else None
+        self.record = ClusterRecord(
+            directory=str(directory),
+            master=self.plan.master,
+            events=self.plan.events,
+            url=self.plan.url,
+            model=str(options.model),
+            scratch=[str(path) for path in self.plan.scratch],
+            owner=owner,
+            daemons=[
+                DaemonRecord(
+                    name=d.name, role=d.role, process=None, log=str(self._log_path(d.name))
+                )
+                for d in self.plan.daemons
+            ],
+        )
+        for daemon in self.plan.daemons:
+            for path in self.plan.scratch:
+                (path / daemon.node_id).mkdir(mode=0o700)
+            self.config_path(daemon.name).write_text(to_toml(daemon.tables), encoding="utf-8")
+        write_record(self.record)
+
+    @classmethod
+    def temporary(cls, options: ClusterOptions) -> "LocalCluster":
+        """Not started: use it in a `with`, or call `start` and `stop`."""
+        sweep()
+        directory = Path(tempfile.mkdtemp(prefix="cluster-", dir=paths.runtime_dir()))
+        return cls(options, directory, is_temporary=True)
+
+    @classmethod
+    def persistent(cls, options: ClusterOptions) -> "LocalCluster":
+        """Raises Conflict while one runs. What a reboot or a crash left of an old one is removed."""
+        sweep()
+        directory = persistent_directory()
+        directory.mkdir(parents=True, exist_ok=True)
+        old = read_record(directory)
+        if old is not None:
+            if old.is_running:
+                raise Conflict(f"a cluster runs at {old.url}; end it with `mcctl cluster down`")
+            end_cluster(old)
+            directory.mkdir(parents=True, exist_ok=True)
+        return cls(options, directory, is_temporary=False)
+
+    @property
+    def url(self) -> str:
+        """Base of the OpenAI API."""
+        return self.plan.url
+
+    @property
+    def master(self) -> str:
+        return self.plan.master
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of every daemon that was started and not ended by us."""
+        return {d.name: d.process.pid for d in self.record.daemons if d.process is not None}
+
+    def config_path(self, name: str) -> Path:
+        return self._directory / f"{name}.toml"
+
+    def log(self, name: str) -> str:
+        """Everything a daemon has said."""
+        return self._log_path(name).read_text(encoding="utf-8", errors="replace")
+
+    def start(
+        self, progress: Progress = lambda _: None, *, timeout_s: float = READY_TIMEOUT_S
+    ) -> None:
+        """Start all and wait until the gateway serves. Whatever goes wrong, nothing is left running."""
+        self._trap_sigterm()
+        try:
+            for daemon in self.plan.daemons:
+                progress(f"starting {daemon.name}")
+                self._spawn(daemon)
+            self.wait_ready(progress, timeout_s=timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait_ready(
+        self, progress: Progress = lambda _: None, *, timeout_s: float = READY_TIMEOUT_S
+    ) -> None:
+        """Until every daemon is a live node and the gateway is healthy. A daemon that ended is an error at once."""
+        deadline_s = time.monotonic() + timeout_s
+        waiting_for = "the master"
+        while time.monotonic() < deadline_s:
+            self.check_running()
+            missing = self._missing()
+            if not missing:
+                return
+            if missing != waiting_for:
+                waiting_for = missing
+                progress(f"waiting for {waiting_for}")
+            time.sleep(_POLL_S)
+        raise Unavailable(
+            f"{waiting_for} was not ready within {timeout_s:g} s; its log ends: {self._tail(waiting_for)}"
+        )
+
+    def check_running(self) -> None:
+        """Raises ConfigError or Unavailable with the last words of a daemon that ended by itself."""
+        for name, child in self._children.items():
+            status = child.poll()
+            if status is not None:
+                said = self._tail(name)
+                if status == _EXIT_CONFIG:
+                    raise ConfigError(said)
+                raise Unavailable(f"{name} ended with status {status}; its log ends: {said}")
+
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
+        """Send a signal; SIGKILL also waits until it is gone."""
+        child = self._children[name]
+        child.send_signal(signum)
+        if signum == signal.SIGKILL:
+            child.wait()
+
+    def restart(self, name: str, *, grace_s: float = GRACE_S) -> None:
+        """End it if it lives, start it again with the same config. Does not wait until it is ready."""
+        process = self._process(name)
+        if process is not None:
+            stop_all([process], grace_s=grace_s)
+        self._reap(name)
+        self._spawn(self._planned[name])
+
+    def stop(self, *, grace_s: float = GRACE_S) -> list[str]:
+        """End all and remove all files; names of those that had to be killed."""
+        try:
+            killed = end_cluster(self.record, grace_s=grace_s)
+        finally:
+            for name in list(self._children):
+                self._reap(name)
+            self._restore_sigterm()
+        return killed
+
+    def __enter__(self) -> "LocalCluster":
+        if not self._children:
+            self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _spawn(self, daemon: PlannedDaemon) -> None:
+        module = f"daemons.mc_{daemon.role}"
+        command = [sys.executable, "-m", module, "--config", str(self.config_path(daemon.name))]
+        if self._is_temporary:
+            guard = [sys.executable, "-m", "mcctl.die_with_parent", str(os.getpid())]
+            command = guard + command
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+        with self._log_path(daemon.name).open("ab") as log:
+            # A session of its own: Ctrl-C reaches us alone, and we end them in order.
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=environment | _ENVIRONMENT,
+                start_new_session=True,
+            )
+        self._children[daemon.name] = child
+        self._set_process(daemon.name, identify(child.pid))
+
+    def _missing(self) -> str | None:
+        """The first daemon that is not there yet."""
+        try:
+            with ClusterClient(self.plan.master, timeout_s=1.0) as client:
+                alive = {n.node.node for n in client.nodes().nodes if n.state == "alive"}
+        except McError:
+            return "mc-master"
+        for daemon in self.plan.daemons:
+            if daemon.role not in ("master", "gateway") and daemon.node_id not in alive:
+                return daemon.name
+        return None if get_status(f"{self.plan.url}/health", timeout_s=1.0) == 200 else "mc-gateway"
+
+    def _tail(self, name: str) -> str:
+        """The last line of its log, without the traceback above it."""
+        try:
+            lines = [line.strip() for line in self.log(name).splitlines() if line.strip()]
+        except OSError:
+            lines = []
+        return lines[-1] if lines else "(nothing)"
+
+    def _log_path(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _process(self, name: str) -> ProcessIdentity | None:
+        return next(d.process for d in self.record.daemons if d.name == name)
+
+    def _set_process(self, name: str, process: ProcessIdentity | None) -> None:
+        daemons = [
+            msgspec.structs.replace(d, process=process) if d.name == name else d
+            for d in self.record.daemons
+        ]
+        self.record = msgspec.structs.replace(self.record, daemons=daemons)
+        write_record(self.record)
+
+    def _reap(self, name: str) -> None:
+        child = self._children.pop(name, None)
+        if child is not None:
+            child.kill()
+            child.wait()
+
+    def _trap_sigterm(self) -> None:
+        """SIGTERM ends us as Ctrl-C does, so that `finally` runs. Only the main thread may ask for it."""
+        try:
+            self._old_sigterm = signal.signal(signal.SIGTERM, _raise_exit)
+        except ValueError:
+            self._old_sigterm = None
+
+    def _restore_sigterm(self) -> None:
+        if self._old_sigterm is not None:
+            signal.signal(signal.SIGTERM, self._old_sigterm)
+            self._old_sigterm = None
+
+
+def hold_cluster_lock() -> int:
+    """A descriptor that keeps another `mcctl cluster` out until it is closed; raises Conflict when one is at work."""
+    paths.state_dir().mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(
+        paths.state_dir() / "cluster.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+    )
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Conflict("another `mcctl cluster` command is at work; wait for it") from None
+    return descriptor
+
+
+def _tmpfs(options: ClusterOptions) -> str:
+    """Where segments go; checked here, since a tmpfs that is too small ends a cache node in mid start."""
+    wanted = parse_size(options.segment) * options.num_cachenodes
+    directory = "/dev/shm"
+    status = os.statvfs(directory)
+    free = status.f_bavail * status.f_frsize
+    if wanted > free:
+        raise Exhausted(
+            f"{directory} has {format_size(free)} left, the segments need {format_size(wanted)}; "
+            "choose a smaller --segment"
+        )
+    return directory
+
+
+def _raise_exit(signum: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)

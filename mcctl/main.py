@@ -1,0 +1,217 @@
+"""The mcctl command: global flags, nouns loaded only when used, and the boundary where errors become exit codes."""
+
+import copy
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import typer.core
+
+from daemons.core.errors import McError
+from mcctl import exit_codes
+from mcctl.render import complain
+from mcctl.settings import Output, Settings
+
+HELP: Final = """Operate Mooncake MC: a local cluster, a running one, its KV cache and its requests.
+
+Global options may stand before or after the verb. See mcctl(1) and mc(7).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A noun or verb in `mcctl.commands`, with the line that `mcctl --help` shows for it."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Final = {
+    "quickstart": LazyCommand(
+        "quickstart", "Run real chat traffic through a local cluster and show what the cache did."
+    ),
+    "cluster": LazyCommand("cluster", "Keep a cluster on this host: up, down, status."),
+    "status": LazyCommand("status", "One look at the cluster: nodes, pool, requests."),
+    "topology": LazyCommand("topology", "Hosts, daemons, segments, devices and models as a tree."),
+    "node": LazyCommand("node", "The processes that joined the cluster."),
+    "cache": LazyCommand("cache", "KV blocks in the pool: list, show, stat, locate, clear."),
+    "request": LazyCommand(
+        "request", "Send a prompt, or list recent requests and why they ran where."
+    ),
+    "events": LazyCommand("events", "Follow blocks and nodes as they come and go."),
+    "model": LazyCommand("model", "Models on this host: fetch, list, convert."),
+    "bench": LazyCommand("bench", "Measure a cluster."),
+    "config": LazyCommand("config", "Check and show config files."),
+}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Help and completion see the table above; only the command that runs is imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
+            return None
+        return typer.core.TyperCommand(cmd_name, help=lazy.help)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = self._load(name)
+        return name, command, rest
+
+    def _load(self, name: str) -> Any:
+        module = importlib.import_module(f"mcctl.commands.{COMMANDS[name].module}")
+        command: Any = typer.main.get_command(module.app)
+        command.name = name
+        command.help = command.help or COMMANDS[name].help
+        shared = [p for p in self.params if p.name in _GLOBALS]
+        for leaf in [*getattr(command, "commands", {}).values(), command]:
+            if not getattr(leaf, "commands", None):
+                leaf.params.extend(_as_shared(param) for param in shared)
+        return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_GLOBALS: Final = {
+    "config": "config",
+    "endpoint": "endpoint",
+    "timeout": "timeout_s",
+    "output": "output_flag",
+    "verbose": "verbose",
+}
+"""Flag -> field of Settings."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"mcctl {version('mooncake-mc')}")
+        except PackageNotFoundError:
+            typer.echo("mcctl (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="File with defaults of these flags.", metavar="FILE"),
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="The master, e.g. tcp://10.0.0.1:7700.", metavar="ENDPOINT")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds to wait for an answer.", min=0.01, metavar="SECONDS"),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="table, json or plain.",
+            metavar="FORMAT",
+            autocompletion=lambda: list(OUTPUTS),
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool | None, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")
+    ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    settings = context.ensure_object(Settings)
+    given = {
+        "config": config,
+        "endpoint": endpoint,
+        "timeout": timeout,
+        "output": output,
+        "verbose": verbose,
+    }
+    for flag, value in given.items():
+        _set_flag(settings, flag, value)
+
+
+OUTPUTS: Final[tuple[Output, ...]] = ("table", "json", "plain")
+
+
+def _set_flag(settings: Settings, flag: str, value: Any) -> None:
+    if value is None:
+        return
+    if flag == "output" and value not in OUTPUTS:
+        raise typer.BadParameter(f"--output {value}: write one of {', '.join(OUTPUTS)}")
+    setattr(settings, _GLOBALS[flag], value)
+
+
+def _as_shared(param: Any) -> Any:
+    """A copy of a root option for a verb: not passed to its function, but laid over the Settings."""
+
+    def store(context: Any, option: Any, value: Any) -> Any:
+        _set_flag(context.find_root().ensure_object(Settings), option.name, value)
+        return value
+
+    shared = copy.copy(param)
+    shared.expose_value = False
+    shared.callback = store
+    return shared
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command line; the exit code. Raises nothing but what argument parsing prints by itself."""
+    command: Any = typer.main.get_command(app)
+    settings = Settings()
+    try:
+        result = command.main(
+            args=arguments, prog_name="mcctl", standalone_mode=False, obj=settings
+        )
+        return result if isinstance(result, int) else exit_codes.OK
+    except McError as error:
+        if settings.verbose:
+            raise
+        complain(error.message)
+        return exit_codes.exit_code(error)
+    except (typer.Abort, KeyboardInterrupt):
+        complain("interrupted")
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the interpreter must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.OK
+    except Exception as error:
+        if hasattr(error, "format_message"):  # argument parsing
+            complain(_usage(error))
+            return exit_codes.USAGE
+        if settings.verbose:
+            raise
+        complain(f"this is a bug: {type(error).__name__}: {error}; --verbose shows where")
+        return exit_codes.BUG
+
+
+def _usage(error: Any) -> str:
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "mcctl"
+    return f"{error.format_message()} Try `{path} --help`."
+
+
+def run() -> None:
+    """Entry point."""
+    sys.exit(main())

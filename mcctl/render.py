@@ -1,0 +1,144 @@
+"""The only place that prints: results to stdout as a table, JSON or plain text; progress and complaints to stderr."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mcctl.settings import Output
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+# rich takes 0.1 s to import and JSON needs none of it, so the functions that draw import it.
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`text` turns a row into a cell. Numbers stand right."""
+
+    title: str
+    text: Callable[[Any], str]
+    is_number: bool = False
+
+
+def emit(
+    output: Output,
+    result: object,
+    columns: Sequence[Column],
+    rows: Iterable[Any],
+    *,
+    title: str = "",
+) -> None:
+    """`result` as JSON, or its rows as a table (people) or tab-separated lines without a heading (cut, awk)."""
+    match output:
+        case "json":
+            emit_json(result)
+        case "plain":
+            for row in rows:
+                print("\t".join(column.text(row) for column in columns))
+        case "table":
+            show_table(title, columns, rows)
+
+
+def show_table(
+    title: str, columns: Sequence[Column], rows: Iterable[Any], *, on_stderr: bool = False
+) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        title=title or None,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+    )
+    for column in columns:
+        table.add_column(
+            column.title, justify="right" if column.is_number else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(escape(column.text(row)) for column in columns))
+    show(table, on_stderr=on_stderr)
+
+
+def show_facts(facts: Sequence[tuple[str, str]], *, on_stderr: bool = False) -> None:
+    """Two columns without lines: name, value."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(escape(name), escape(value))
+    show(table, on_stderr=on_stderr)
+
+
+def emit_json(result: object) -> None:
+    """One indented object; bytes are hex, not base64: they are hashes."""
+    plain = msgspec.to_builtins(_hex(result), builtin_types=())
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def emit_line(text: str) -> None:
+    """One line of result."""
+    print(text, flush=True)
+
+
+def emit_text(text: str) -> None:
+    """A piece of a stream, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    print(f"mcctl: {text}", file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """For people, beside the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(item: "RenderableType", *, on_stderr: bool = False) -> None:
+    """A rich table or tree. Where no terminal says how wide it is, nothing is cut off."""
+    console(on_stderr=on_stderr).print(item)
+
+
+def console(*, on_stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    stream = sys.stderr if on_stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else 160)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """A spinner with the latest message on a terminal; elsewhere a line per message, with the time."""
+    started_s = time.monotonic()
+    if not sys.stderr.isatty():
+        note(f"[{0:5.1f} s] {first}")
+        yield lambda text: note(f"[{time.monotonic() - started_s:5.1f} s] {text}")
+        return
+    with console(on_stderr=True).status(first) as status:
+        yield status.update
+
+
+def _hex(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, msgspec.Struct):
+        return {f: _hex(getattr(value, f)) for f in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {_hex(key): _hex(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hex(item) for item in value]
+    return value

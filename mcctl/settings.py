@@ -1,0 +1,94 @@
+"""The global flags, and what they fall back to: mcctl.toml, then the cluster of `mcctl cluster up`, then loopback."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from daemons.config.base import Section, load_config
+from mcctl import paths
+from mcctl.cluster_record import running_record
+
+Output = Literal["table", "json", "plain"]
+
+DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:7700"
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_S: Final = 5.0
+
+
+class ToolConfig(Section, frozen=True, kw_only=True):
+    """~/.config/mooncake/mcctl.toml: defaults of the global flags."""
+
+    endpoint: str = ""
+    """The master; empty for a local cluster's, else tcp://127.0.0.1:7700."""
+    url: str = ""
+    """The gateway; empty for a local cluster's, else http://127.0.0.1:8000."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = DEFAULT_TIMEOUT_S
+    output: Output = "table"
+
+
+@dataclass(slots=True)
+class Settings:
+    """Flags as given; None where not. Verbs ask for the resolved values below."""
+
+    config: Path | None = None
+    endpoint: str | None = None
+    timeout_s: float | None = None
+    output_flag: Output | None = None
+    verbose: bool = False
+    _file: ToolConfig | None = None
+
+    @property
+    def file(self) -> ToolConfig:
+        if self._file is None:
+            self._file = _load(self.config)
+        return self._file
+
+    @property
+    def output(self) -> Output:
+        return self.output_flag or self.file.output
+
+    @property
+    def wait_s(self) -> float:
+        return self.timeout_s or self.file.timeout_s
+
+    @property
+    def master(self) -> str:
+        """The master's endpoint."""
+        return self.endpoint or self.file.endpoint or _local("master") or DEFAULT_ENDPOINT
+
+    @property
+    def events(self) -> str:
+        """Where the master publishes: the port after its own, unless a local cluster says otherwise."""
+        local = None if self.endpoint or self.file.endpoint else _local("events")
+        if local:
+            return local
+        host, _, port = self.master.rpartition(":")
+        return f"{host}:{int(port) + 1}" if port.isdigit() else self.master
+
+    @property
+    def url(self) -> str:
+        """The gateway's base URL."""
+        return self.file.url or _local("url") or DEFAULT_URL
+
+
+def settings_of(context: Any) -> Settings:
+    """The Settings of a typer context."""
+    found = context.find_root().obj
+    assert isinstance(found, Settings)
+    return found
+
+
+def _load(path: Path | None) -> ToolConfig:
+    if path is None and not paths.config_file().exists():
+        return ToolConfig()
+    return load_config(path or paths.config_file(), ToolConfig)
+
+
+def _local(field: Literal["master", "events", "url"]) -> str | None:
+    record = running_record()
+    if record is None:
+        return None
+    value: str = getattr(record, field)
+    return value
