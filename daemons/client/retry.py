@@ -116,12 +116,11 @@ class Progress:
 
 
 def failing_nodes(error: McError, plan: Plan) -> tuple[NodeId, ...]:
-    """Which of the plan's nodes to avoid: the ones the error names, else the likeliest by its family."""
-    named = tuple(
-        instance.node
-        for instance in (plan.prefill, plan.decode)
-        if instance.node in error.message or instance.control in error.message
-    )
-    if named:
-        return named
+    """Which of the plan's nodes to avoid: the one the error names by role or address, else the likeliest.
+
+    Ids alone are not looked for: a node may be called "prefill", which any sentence may contain.
+    """
+    for role, instance in (("prefill node", plan.prefill), ("decode node", plan.decode)):
+        if role in error.message or instance.control in error.message:
+            return (instance.node,)
     return (plan.prefill.node if isinstance(error, TransferError) else plan.decode.node,)

@@ -1,0 +1,770 @@
+"""The real gateway over HTTP; master and decode nodes speak the real protocol and answer a script."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from daemons.config.common import MasterLinkSection
+from daemons.config.mc_gateway import GatewayConfig, HttpSection, NodeSection, RequestSection
+from daemons.core.errors import (
+    ConfigError,
+    Exhausted,
+    McError,
+    NotFound,
+    Rejected,
+    TransferError,
+    Unavailable,
+)
+from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
+from daemons.mc_gateway.app import GatewayApp
+from daemons.protocol.base import Ok
+from daemons.protocol.node import (
+    Beat,
+    HelloReply,
+    Join,
+    JoinReply,
+    Leave,
+    ListModels,
+    ListModelsReply,
+    ModelDescription,
+)
+from daemons.protocol.prefix_hash import block_hashes
+from daemons.protocol.request import (
+    Cancel,
+    Generate,
+    GenerateReply,
+    InstanceAddress,
+    Plan,
+    Schedule,
+    Timing,
+    Tokens,
+)
+from daemons.rpc import Call, Loop, Server
+
+# The monitor socket of a lost rpc connection is left to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")
+
+MODEL = "tiny"
+NAMESPACE = b"n" * 16
+EOS = 1
+CONTEXT = 4096
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def make_model_directory(directory: Path) -> Path:
+    """Byte-level, a token per byte: what the decode node scripts is easy to read."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<|start|>": 0, "<|end|>": EOS} | {
+        letter: index + 2 for index, letter in enumerate(letters)
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"eos_token": "<|end|>", "bos_token": "<|start|>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def describe_model(name: str = MODEL, **changes: object) -> ModelDescription:
+    values = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "dtype": "bfloat16",
+        "block_tokens": 16,
+        "chunk_tokens": 64,
+        "max_context_tokens": CONTEXT,
+        "num_layers": 2,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+        "vocab_size": 258,
+        "eos_token_ids": [EOS],
+        "is_reuse_safe": True,
+    }
+    return ModelDescription(**(values | changes))  # type: ignore[arg-type]
+
+
+class LoopThread:
+    """A loop in its own thread, whose members are used by posting to it."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self._thread = threading.Thread(target=self.loop.run)
+        self._thread.start()
+
+    def call(self, function: Callable[[], object]) -> object:
+        answer: Future[object] = Future()
+        self.loop.call_soon_threadsafe(lambda: answer.set_result(function()))
+        return answer.result(5)
+
+    def close(self) -> None:
+        self.loop.stop()
+        self._thread.join(5)
+        self.loop.close()
+
+
+@dataclass(slots=True)
+class Stream:
+    call: Call
+    message: Generate
+    answer: list[int]
+    position: int = 0
+
+
+class ScriptedDecode:
+    """Streams `answer(message)` token by token; ends like a decode node, by eos or max_tokens."""
+
+    def __init__(self, node: str, answer: Callable[[Generate], list[int]]) -> None:
+        self.node = NodeId(node)
+        self.answer = answer
+        self.interval_s = 0.001
+        self.refuse: McError | None = None
+        self.die_after: int | None = None
+        self.cancelled: list[RequestId] = []
+        self.generated: list[Generate] = []
+        self.streams: dict[RequestId, Stream] = {}
+        self.thread = LoopThread()
+        self.server: Server | None = None
+        self.endpoint = str(self.thread.call(self._listen))
+
+    def address(self) -> InstanceAddress:
+        return InstanceAddress(node=self.node, control=self.endpoint, host_id=HostId("h"))
+
+    def kill(self) -> None:
+        self.thread.call(self._close)
+
+    def close(self) -> None:
+        self.kill()
+        self.thread.close()
+
+    def _listen(self) -> str:
+        def hello() -> HelloReply:
+            return HelloReply(node=self.node, role="decode", incarnation=Incarnation(0))
+
+        self.server = Server(self.thread.loop, "tcp://127.0.0.1:*", hello, self._handle)
+        return self.server.endpoint
+
+    def _close(self) -> None:
+        self.streams.clear()
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+
+    def _handle(self, call: Call) -> None:
+        match call.message:
+            case Generate() as message:
+                self.generated.append(message)
+                if self.refuse is not None:
+                    raise self.refuse
+                stream = Stream(call, message, self.answer(message))
+                self.streams[message.request_id] = stream
+                self._step(stream)
+            case Cancel(request_id=request_id):
+                self.cancelled.append(request_id)
+                call.reply(Ok())
+                stopped = self.streams.pop(request_id, None)
+                if stopped is not None:
+                    self._end(stopped, "cancelled")
+            case other:
+                raise AssertionError(other)
+
+    def _step(self, stream: Stream) -> None:
+        if stream.message.request_id not in self.streams:
+            return
+        if self.die_after is not None and stream.position >= self.die_after:
+            self._close()
+            return
+        limit = stream.message.sampling.max_tokens
+        if stream.position >= min(limit, len(stream.answer)):
+            del self.streams[stream.message.request_id]
+            self._end(stream, "length" if stream.position >= limit else "stop")
+            return
+        stream.call.part(Tokens(tokens=[stream.answer[stream.position]]))
+        stream.position += 1
+        self.thread.loop.call_later(self.interval_s, self._step, stream)
+
+    def _end(self, stream: Stream, reason: str) -> None:
+        stream.call.reply(
+            GenerateReply(
+                finish_reason=reason,  # type: ignore[arg-type]
+                num_prompt_tokens=len(stream.message.tokens),
+                num_reused_tokens=16 * len(stream.message.hashes),
+                num_generated_tokens=stream.position,
+                num_published_blocks=3,
+                timing=Timing(compute_s=0.5, pulled_bytes=100, loaded_bytes=200),
+                prefill_node=NodeId("prefill"),
+                decode_node=self.node,
+            )
+        )
+
+
+class ScriptedMaster:
+    """Plans on the first decode node that is not excluded."""
+
+    def __init__(self, decodes: list[ScriptedDecode], endpoint: str = "tcp://127.0.0.1:*") -> None:
+        self.decodes = decodes
+        self.models = [describe_model()]
+        self.refuse: McError | None = None
+        self.scheduled: list[Schedule] = []
+        self.joined: list[Join] = []
+        self.thread = LoopThread()
+        self.server: Server | None = None
+        self._bind = endpoint
+        self.endpoint = str(self.thread.call(self._listen))
+
+    def kill(self) -> None:
+        self.thread.call(self._close)
+
+    def close(self) -> None:
+        self.kill()
+        self.thread.close()
+
+    def _listen(self) -> str:
+        def hello() -> HelloReply:
+            return HelloReply(node=NodeId("master"), role="master", incarnation=Incarnation(1))
+
+        self.server = Server(self.thread.loop, self._bind, hello, self._handle)
+        return self.server.endpoint
+
+    def _close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+
+    def _handle(self, call: Call) -> None:
+        match call.message:
+            case Join() as message:
+                self.joined.append(message)
+                call.reply(JoinReply(incarnation=Incarnation(1), beat_interval_ms=500))
+            case Beat() | Leave():
+                call.reply(Ok())
+            case ListModels():
+                call.reply(ListModelsReply(models=self.models))
+            case Schedule() as message:
+                self.scheduled.append(message)
+                if self.refuse is not None:
+                    raise self.refuse
+                call.reply(self._plan(message))
+            case other:
+                raise AssertionError(other)
+
+    def _plan(self, message: Schedule) -> Plan:
+        for decode in self.decodes:
+            if decode.node not in message.exclude:
+                return Plan(
+                    request_id=message.request_id,
+                    incarnation=Incarnation(1),
+                    prefill=InstanceAddress(
+                        node=NodeId("prefill"), control="tcp://127.0.0.1:1", host_id=HostId("h")
+                    ),
+                    decode=decode.address(),
+                    matched=[],
+                    put_target=None,
+                    predicted_ttft_s=0.25,
+                )
+        raise Unavailable("no decode node is left", retry_after_ms=2000)
+
+
+@dataclass(slots=True)
+class Bench:
+    """A running gateway and what is behind it."""
+
+    app: GatewayApp
+    master: ScriptedMaster
+    decodes: list[ScriptedDecode]
+    url: str
+    thread: threading.Thread
+    tokenizer: Tokenizer
+    errors: list[BaseException] = field(default_factory=list)
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def post(self, body: object, path: str = "/v1/chat/completions") -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=20)
+
+
+def encode(text: str) -> list[int]:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {letter: index + 2 for index, letter in enumerate(letters)}
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return [ids[letter] for piece, _ in plain.pre_tokenize_str(text) for letter in piece]
+
+
+def says(text: str) -> Callable[[Generate], list[int]]:
+    return lambda _: [*encode(text), EOS]
+
+
+@contextlib.contextmanager
+def running_gateway(
+    directory: Path, decodes: list[ScriptedDecode], **http: object
+) -> Iterator[Bench]:
+    master = ScriptedMaster(decodes)
+    config = GatewayConfig(
+        models={MODEL: str(make_model_directory(directory / "model"))},
+        node=NodeSection(id="gateway-test"),
+        http=HttpSection(port=0, **http),  # type: ignore[arg-type]
+        request=RequestSection(default_max_tokens=300, timeout_s=20.0),
+        master=MasterLinkSection(endpoint=master.endpoint),
+    )
+    app = GatewayApp(config)
+    thread = threading.Thread(target=app.run)
+    thread.start()
+    tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
+    bench = Bench(app, master, decodes, f"http://{app.address}", thread, tokenizer)
+    try:
+        eventually(lambda: httpx.get(f"{bench.url}/health").status_code == 200)
+        yield bench
+    finally:
+        app.loop.call_soon_threadsafe(app.drain)
+        thread.join(10)
+        alive = thread.is_alive()
+        app.close()
+        master.close()
+        for decode in decodes:
+            decode.close()
+        assert not alive, "the gateway did not drain"
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    ends_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends_s, "it did not happen in time"
+        time.sleep(0.01)
+
+
+TEXT = "Grüße, wörld! 🙂 done."
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    decodes = [ScriptedDecode("decode-a", says(TEXT)), ScriptedDecode("decode-b", says(TEXT))]
+    with running_gateway(tmp_path, decodes) as running:
+        yield running
+
+
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+
+
+def chat(**extra: object) -> dict[str, object]:
+    return {"model": MODEL, "messages": HELLO} | extra
+
+
+def test_openai_client_chats_unchanged(bench: Bench) -> None:
+    answer = bench.client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    prompt = bench.decodes[0].generated[0]
+    assert answer.usage.prompt_tokens == len(prompt.tokens)
+    assert answer.usage.completion_tokens == len(encode(TEXT)) + 1
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 16 * len(prompt.hashes)
+    extra = answer.model_extra["mooncake"]  # type: ignore[index]
+    assert extra["decode"] == "decode-a"
+    assert extra["prefill"] == "prefill"
+    assert extra["pulled_bytes"] == 100
+    assert extra["loaded_bytes"] == 200
+    assert extra["published_blocks"] == 3
+    assert extra["timing"]["compute_s"] == 0.5
+    assert extra["predicted_ttft_s"] == 0.25
+    assert 0 < extra["ttft_s"] < 5
+
+
+def test_openai_client_streams_unchanged(bench: Bench) -> None:
+    stream = bench.client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(encode(TEXT)) + 1
+    assert chunks[-1].model_extra["mooncake"]["decode"] == "decode-a"  # type: ignore[index]
+
+
+def test_last_chunk_carries_the_extras_without_usage(bench: Bench) -> None:
+    lines = [line for line in bench.post(chat(stream=True)).text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    last = json.loads(lines[-2].removeprefix("data: "))
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert last["mooncake"]["reused_tokens"] == 16 * len(bench.decodes[0].generated[0].hashes)
+    assert all("usage" not in json.loads(line[6:]) for line in lines[:-1])
+
+
+def test_completions_take_text_tokens_and_lists(bench: Bench) -> None:
+    client = bench.client
+    assert client.completions.create(model=MODEL, prompt="abc").choices[0].text == TEXT
+    assert client.completions.create(model=MODEL, prompt=[5, 6, 7]).choices[0].text == TEXT
+    assert bench.decodes[0].generated[1].tokens == [5, 6, 7]
+    several = client.completions.create(model=MODEL, prompt=["abc", "de"])
+    assert [c.text for c in several.choices] == [TEXT, TEXT]
+    assert [c.index for c in several.choices] == [0, 1]
+    assert several.usage is not None
+    assert several.usage.prompt_tokens == 5
+    streamed = list(client.completions.create(model=MODEL, prompt=["abc", "de"], stream=True))
+    for index in (0, 1):
+        assert "".join(c.choices[0].text for c in streamed if c.choices[0].index == index) == TEXT
+
+
+def test_blocks_are_hashed_from_the_models_namespace(bench: Bench) -> None:
+    prompt = "x" * 70
+    bench.client.completions.create(model=MODEL, prompt=prompt)
+    expected = block_hashes(NAMESPACE, encode(prompt), 16)
+    assert len(expected) == 4
+    assert bench.master.scheduled[0].hashes == expected
+    assert bench.decodes[0].generated[0].hashes == expected
+    assert bench.decodes[0].generated[0].cache == "use"
+
+
+def test_bypass_sends_no_hashes(bench: Bench) -> None:
+    bench.post(chat(kv_cache="bypass"))
+    assert bench.master.scheduled[0].hashes == []
+    assert bench.decodes[0].generated[0].cache == "bypass"
+    bench.master.models = [describe_model(is_reuse_safe=False)]
+    eventually(
+        lambda: (
+            bench.post(chat()).status_code == 200
+            and bench.decodes[0].generated[-1].cache == "bypass"
+        )
+    )
+
+
+def test_sampling_reaches_the_node_and_seed_is_always_fixed(bench: Bench) -> None:
+    bench.post(chat(temperature=0.5, top_p=0.9, top_k=7, seed=-3, max_tokens=9, ignore_eos=True))
+    bench.post(chat())
+    bench.post(chat())
+    first, second, third = (message.sampling for message in bench.decodes[0].generated)
+    assert (first.temperature, first.top_p, first.top_k, first.max_tokens) == (0.5, 0.9, 7, 9)
+    assert first.ignore_eos
+    assert second.seed != third.seed
+    assert second.max_tokens == 300
+    assert second.temperature == 1.0
+
+
+def test_max_tokens_ends_with_length(bench: Bench) -> None:
+    body = bench.post(chat(max_completion_tokens=4)).json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["choices"][0]["message"]["content"] == "Grü"
+    assert body["usage"]["completion_tokens"] == 4
+
+
+def test_stop_string_ends_the_text_and_cancels(bench: Bench) -> None:
+    bench.decodes[0].interval_s = 0.01
+    body = bench.post(chat(stop=["wör", "zzz"])).json()
+    assert body["choices"][0]["message"]["content"] == "Grüße, "
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["mooncake"]["published_blocks"] == 3
+    eventually(lambda: len(bench.decodes[0].cancelled) == 1)
+    assert not bench.decodes[0].streams
+
+
+def test_leaving_client_cancels(bench: Bench) -> None:
+    bench.decodes[0].answer = says("a" * 5000)
+    bench.decodes[0].interval_s = 0.02
+    with httpx.stream(
+        "POST", f"{bench.url}/v1/chat/completions", json=chat(stream=True)
+    ) as response:
+        events = response.iter_bytes()
+        next(events)
+    eventually(lambda: bool(bench.decodes[0].cancelled), 2)
+    eventually(lambda: not bench.decodes[0].streams)
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(f"{bench.url}/v1/chat/completions", json=chat(), timeout=0.3)
+    eventually(lambda: len(bench.decodes[0].cancelled) == 2, 2)
+    eventually(lambda: bench.app.status().endswith("in_flight=0"))
+
+
+def test_decode_death_in_mid_stream_is_invisible(bench: Bench) -> None:
+    bench.decodes[0].die_after = 5
+    stream = bench.client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == TEXT
+    extra = chunks[-1].model_extra["mooncake"]  # type: ignore[index]
+    assert extra["decode"] == "decode-b"
+    assert extra["num_retries"] == 1
+    first, second = bench.decodes[0].generated[0], bench.decodes[1].generated[0]
+    assert first.sampling == second.sampling
+    assert bench.master.scheduled[1].exclude == ["decode-a"]
+
+
+def test_second_death_ends_the_stream_with_an_error(bench: Bench) -> None:
+    for decode in bench.decodes:
+        decode.die_after = 5
+    began_s = time.monotonic()
+    with pytest.raises(openai.APIError, match="closed the connection"):
+        list(bench.client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+    assert time.monotonic() - began_s < 2
+    assert httpx.get(f"{bench.url}/health").status_code == 200
+
+
+def test_second_death_without_stream_is_503(bench: Bench) -> None:
+    for decode in bench.decodes:
+        decode.die_after = 5
+    response = bench.post(chat())
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "unavailable"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_answer_that_changes_on_replay_is_an_error_not_garbage(bench: Bench) -> None:
+    bench.decodes[0].die_after = 5
+    bench.decodes[1].answer = says("something else")
+    text = bench.post(chat(stream=True)).text
+    assert "gave other tokens" in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("error", [Unavailable("it is draining"), Exhausted("no KV room")])
+def test_failure_before_the_first_token_is_retried_elsewhere(bench: Bench, error: McError) -> None:
+    bench.decodes[0].refuse = error
+    assert bench.post(chat()).json()["mooncake"]["decode"] == "decode-b"
+    assert bench.master.scheduled[1].exclude == ["decode-a"]
+
+
+def test_a_failing_prefill_node_is_avoided_and_three_attempts_are_all(bench: Bench) -> None:
+    bench.decodes[0].refuse = TransferError("KV from prefill node p-1: closed")
+    response = bench.post(chat())
+    assert response.status_code == 503
+    assert [message.exclude for message in bench.master.scheduled] == [[], ["prefill"], ["prefill"]]
+    assert "p-1" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (Rejected("the TTFT would be 9 s", retry_after_ms=2500), 429, "3"),
+        (NotFound("no such model"), 404, None),
+        (Exhausted("full", retry_after_ms=100), 503, "1"),
+        (Unavailable("no prefill node"), 503, "1"),
+    ],
+)
+def test_masters_refusals_have_statuses(
+    bench: Bench, error: McError, status: int, retry_after: str | None
+) -> None:
+    bench.master.refuse = error
+    response = bench.post(chat(stream=True))
+    assert response.status_code == status
+    assert response.headers.get("retry-after") == retry_after
+    assert response.json()["error"]["message"] == error.message
+
+
+def test_without_a_master_new_requests_fail_fast_and_streams_go_on(bench: Bench) -> None:
+    bench.decodes[0].interval_s = 0.05
+    with httpx.stream(
+        "POST", f"{bench.url}/v1/chat/completions", json=chat(stream=True)
+    ) as response:
+        events = response.iter_text()
+        received = [next(events)]
+        bench.master.kill()
+        began_s = time.monotonic()
+        refused = bench.post(chat())
+        assert time.monotonic() - began_s < 1.5
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        received += list(events)
+    assert "".join(received).endswith("data: [DONE]\n\n")
+    eventually(lambda: httpx.get(f"{bench.url}/health").status_code == 503, 8)
+    assert "master" in httpx.get(f"{bench.url}/health").json()["reason"]
+
+
+def test_slow_reader_does_not_hold_others(bench: Bench) -> None:
+    bench.decodes[0].answer = says("b" * 3000)
+    bench.decodes[0].interval_s = 0.0
+    body = json.dumps(chat(stream=True, max_tokens=3000)).encode()
+    with socket.create_connection(tuple(bench.app.address.rsplit(":", 1))) as reader:  # type: ignore[arg-type]
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        reader.sendall(head.encode() + body)
+        eventually(lambda: bool(bench.decodes[0].generated))
+        bench.decodes[0].answer = says("quick")
+        assert bench.post(chat()).json()["choices"][0]["message"]["content"] == "quick"
+
+
+def test_models_and_health(bench: Bench) -> None:
+    assert [model.id for model in bench.client.models.list()] == [MODEL]
+    assert bench.client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        bench.client.models.retrieve("other")
+    bench.master.models = []
+    eventually(lambda: httpx.get(f"{bench.url}/health").status_code == 503)
+    assert bench.post(chat()).status_code == 503
+
+
+def test_metrics_count(bench: Bench) -> None:
+    bench.post(chat())
+    bench.post(chat(temperature=-1))
+    text = httpx.get(f"{bench.url}/metrics").text
+    assert 'mc_gateway_requests_total{endpoint="chat",status="200"} 1.0' in text
+    assert 'mc_gateway_requests_total{endpoint="chat",status="400"} 1.0' in text
+    assert "mc_gateway_ttft_seconds_count 1.0" in text
+    assert f"mc_gateway_completion_tokens_total {len(encode(TEXT)) + 1}.0" in text
+
+
+def test_joins_the_master_as_gateway(bench: Bench) -> None:
+    node = bench.master.joined[0].node
+    assert node.role == "gateway"
+    assert node.node == "gateway-test"
+    assert node.metrics == bench.app.address
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "param"),
+    [
+        ("chat/completions", {"model": "nope"}, 404, "model"),
+        ("chat/completions", {"temperature": -1}, 400, "temperature"),
+        ("chat/completions", {"max_tokens": 5000}, 400, "messages"),
+        ("chat/completions", {"max_tokens": "x"}, 400, "max_tokens"),
+        ("chat/completions", {"n": 2}, 400, "n"),
+        ("chat/completions", {"logprobs": True}, 400, "logprobs"),
+        ("chat/completions", {"tools": [{"type": "function"}]}, 400, "tools"),
+        ("chat/completions", {"stop": ["a"] * 5}, 400, "stop"),
+        ("chat/completions", {"temprature": 1}, 400, "temprature"),
+        ("chat/completions", {"messages": []}, 400, "messages"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "cat", "content": "x"}]},
+            400,
+            "messages[0].role",
+        ),
+        ("completions", {"prompt": "x" * 5000, "messages": None}, 400, "messages"),
+        ("completions", {"prompt": [999]}, 400, "prompt"),
+    ],
+)
+def test_bad_requests_name_the_parameter(
+    bench: Bench, path: str, change: dict[str, object], status: int, param: str
+) -> None:
+    body = chat() if path == "chat/completions" else {"model": MODEL}
+    response = bench.post(body | change, f"/v1/{path}")
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_context_overflow_says_the_numbers(bench: Bench) -> None:
+    response = bench.post(
+        {"model": MODEL, "prompt": "x" * 4000, "max_tokens": 200}, "/v1/completions"
+    )
+    message = response.json()["error"]["message"]
+    assert "4096" in message
+    assert "4000" in message
+    assert "200" in message
+
+
+def test_unknown_paths_and_methods(bench: Bench) -> None:
+    assert httpx.get(f"{bench.url}/nothing").json()["error"]["type"] == "not_found_error"
+    response = httpx.get(f"{bench.url}/v1/chat/completions")
+    assert response.status_code == 405
+    assert "error" in response.json()
+
+
+def test_body_over_the_limit_is_413(bench: Bench) -> None:
+    big = b'{"model": "' + b"x" * 10_000_000 + b'"}'
+    url = f"{bench.url}/v1/chat/completions"
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(big), 65536):
+            yield big[start : start + 65536]
+
+    for content in (big, chunks()):
+        response = httpx.post(url, content=content, timeout=20)
+        assert response.status_code == 413
+        assert "http.max_body" in response.json()["error"]["message"]
+    assert bench.post(chat()).status_code == 200
+
+
+def test_hostile_bodies_are_4xx(bench: Bench) -> None:
+    deep = b'{"model":"tiny","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    hostile: list[bytes] = [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"model":"tiny"}',
+        deep,
+        deep.replace(b"messages", b"metadata"),
+        b'{"model":"tiny","messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"model":"tiny","messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"seed":1e400}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"seed":99999999999999999999999}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"max_tokens":99999999999999999999}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"top_k":4294967296}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"stop":[""]}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":[]},"n":0}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_object"}}',
+        b'{"model":"\\u0000","messages":[{"role":"user","content":"x"}]}',
+    ]
+    for body in hostile:
+        for path in ("chat/completions", "completions"):
+            response = httpx.post(f"{bench.url}/v1/{path}", content=body, timeout=20)
+            assert 400 <= response.status_code < 500, (body[:100], response.text)
+            assert response.json()["error"]["message"]
+
+
+def test_full_gateway_refuses_with_retry_after(tmp_path: Path) -> None:
+    decode = ScriptedDecode("decode-a", says("c" * 500))
+    decode.interval_s = 0.02
+    with running_gateway(tmp_path, [decode], max_requests=1) as bench:
+        with httpx.stream(
+            "POST", f"{bench.url}/v1/chat/completions", json=chat(stream=True)
+        ) as first:
+            events = first.iter_bytes()
+            next(events)
+            refused = bench.post(chat())
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+        decode.answer = says("ok")
+        eventually(lambda: bench.post(chat()).status_code == 200)
+
+
+def test_drain_finishes_running_streams(tmp_path: Path) -> None:
+    decode = ScriptedDecode("decode-a", says("d" * 40))
+    decode.interval_s = 0.02
+    with running_gateway(tmp_path, [decode]) as bench:
+        with httpx.stream(
+            "POST", f"{bench.url}/v1/chat/completions", json=chat(stream=True)
+        ) as response:
+            events = response.iter_text()
+            received = [next(events)]
+            bench.app.loop.call_soon_threadsafe(bench.app.drain)
+            received += list(events)
+        assert "".join(received).endswith("data: [DONE]\n\n")
+        bench.thread.join(5)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{bench.url}/health")
+
+
+def test_taken_port_is_one_line(bench: Bench, tmp_path: Path) -> None:
+    port = int(bench.app.address.rsplit(":", 1)[1])
+    config = GatewayConfig(models={MODEL: str(tmp_path / "model")}, http=HttpSection(port=port))
+    with pytest.raises(ConfigError, match=r"http\.port"):
+        GatewayApp(config)
