@@ -12,7 +12,7 @@ from daemons.config.common import EngineSection, ModelSection, size_bytes
 from daemons.core.errors import ConfigError
 from daemons.engine.canary import CanaryResult, run_canary
 from daemons.engine.checkpoint import read_json
-from daemons.engine.fingerprint import model_fingerprint, namespace
+from daemons.engine.fingerprint import NamespaceParts, model_fingerprint, namespace
 from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.runner import Runner, read_geometry
@@ -124,10 +124,12 @@ def _describe(
     return ModelDescription(
         name=model.name or model_dir.resolve().name,
         namespace=namespace(
-            model_fingerprint(model_dir),
-            dtype=engine.dtype,
-            block_tokens=engine.block_tokens,
-            numerics_id=runner.numerics_id(),
+            NamespaceParts(
+                fingerprint=model_fingerprint(model_dir),
+                dtype=engine.dtype,
+                block_tokens=engine.block_tokens,
+                numerics_id=runner.numerics_id(),
+            )
         ),
         dtype=engine.dtype,
         block_tokens=engine.block_tokens,

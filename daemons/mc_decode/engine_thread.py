@@ -3,17 +3,16 @@
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from daemons.core.errors import McError
+from daemons.engine.batch import DecodeBatch
 from daemons.engine.instance import Instance
-from daemons.engine.runner import DecodeRow
-from daemons.engine.sampler import Sampler, sample_rows
+from daemons.engine.sampler import Sampler, sample_batch
+from daemons.engine.sequence import Sequence
 from daemons.mc_decode.request import Request
 from daemons.mc_decode.requests import Stepped
-from daemons.protocol.request import FinishReason
 
 log = logging.getLogger(__name__)
 
@@ -22,21 +21,9 @@ log = logging.getLogger(__name__)
 class Callbacks:
     """Called on the engine thread; they must hand over to the loop."""
 
-    stepped: Callable[[Sequence[Stepped], float], object]
+    stepped: Callable[[list[Stepped], float], object]
     left: Callable[[Request], object]
     failed: Callable[[Request, McError], object]
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    request: Request
-    token: int
-    """The last one, not yet fed."""
-    position: int
-    """Where it stands."""
-    num_left: int
-    sampler: Sampler
-    stop_tokens: frozenset[int]
 
 
 class EngineThread:
@@ -50,7 +37,9 @@ class EngineThread:
         self._leaving: list[Request] = []
         self._changed = threading.Condition()
         self._is_closed = False
-        self._active: deque[_Sequence] = deque()
+        self._batch = DecodeBatch(max_batch)
+        self._requests: dict[str, Request] = {}
+        """By id, those in the batch."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -72,75 +61,73 @@ class EngineThread:
 
     def _run(self) -> None:
         while self._admit():
-            batch = [self._active.popleft() for _ in range(min(self._max_batch, len(self._active)))]
+            step = self._batch.begin_step()
             try:
-                self._active.extend(self._step(batch))
+                began_s = time.monotonic()
+                tokens = self._sample(step)
+                self._batch.end_step(tokens)
+                self._tell(step, time.monotonic() - began_s)
             except Exception as error:  # the thread must outlive a bug in one batch
-                log.exception("decode step failed batch=%d", len(batch))
-                failure = McError(
-                    f"internal error: {type(error).__name__}; see the log of this daemon"
-                )
-                for sequence in batch:
-                    self._callbacks.failed(sequence.request, failure)
+                log.exception("decode step failed batch=%d", len(step))
+                self._drop(error)
 
     def _admit(self) -> bool:
         """Take in who joins and let go who leaves; wait while there is nothing to do. False at the end."""
         while True:
             with self._changed:
-                while not (self._joining or self._leaving or self._active or self._is_closed):
+                while not (self._joining or self._leaving or self._requests or self._is_closed):
                     self._changed.wait()
                 joining, self._joining = self._joining, []
                 leaving, self._leaving = self._leaving, []
             if self._is_closed:
                 return False
-            self._active.extend(self._start(request) for request in joining)
-            if leaving:
-                gone = set(map(id, leaving))
-                self._active = deque(s for s in self._active if id(s.request) not in gone)
-                for request in leaving:
-                    self._callbacks.left(request)
-            if self._active:
+            for request in joining:
+                self._start(request)
+            for request in leaving:
+                self._batch.cancel(request.message.request_id)
+                self._requests.pop(request.message.request_id, None)
+                self._callbacks.left(request)
+            if self._requests:
                 return True
 
-    def _start(self, request: Request) -> _Sequence:
-        sampling = request.message.sampling
+    def _start(self, request: Request) -> None:
+        assert request.slot is not None, "it joins with its KV"
+        message, sampling = request.message, request.message.sampling
         eos = () if sampling.ignore_eos else self._instance.model.eos_token_ids
-        return _Sequence(
-            request=request,
-            token=request.tokens[-1],
-            position=request.num_prompt_tokens,
-            num_left=sampling.max_tokens - len(request.tokens),
-            sampler=Sampler(sampling),
-            stop_tokens=frozenset(eos),
+        self._requests[message.request_id] = request
+        self._batch.join(
+            Sequence(
+                request_id=message.request_id,
+                slot=request.slot,
+                tokens=[*message.tokens, *request.tokens],
+                sampler=Sampler(sampling),
+                max_length=request.num_prompt_tokens + sampling.max_tokens,
+                stop_tokens=frozenset(eos),
+            )
         )
 
-    def _step(self, batch: Sequence[_Sequence]) -> list[_Sequence]:
-        """One token for each; those that go on."""
-        began_s = time.monotonic()
-        rows = [
-            DecodeRow(sequence.request.slot, sequence.token, sequence.position)
-            for sequence in batch
-            if sequence.request.slot is not None
-        ]
-        logits = self._instance.runner.decode(rows)
-        tokens = sample_rows(
+    def _sample(self, step: list[Sequence]) -> list[int]:
+        logits = self._instance.runner.decode([sequence.row() for sequence in step])
+        return sample_batch(
+            [sequence.sampler for sequence in step],
             logits,
-            [sequence.sampler for sequence in batch],
-            [sequence.position + 1 for sequence in batch],
+            [sequence.position + 1 for sequence in step],
         )
-        steps = []
-        going_on = []
-        for sequence, token in zip(batch, tokens, strict=True):
-            sequence.token = token
-            sequence.position += 1
-            sequence.num_left -= 1
-            finish: FinishReason | None = None
-            if token in sequence.stop_tokens:
-                finish = "stop"
-            elif sequence.num_left <= 0:
-                finish = "length"
-            else:
-                going_on.append(sequence)
-            steps.append(Stepped(sequence.request, token, finish))
-        self._callbacks.stepped(steps, time.monotonic() - began_s)
-        return going_on
+
+    def _tell(self, step: list[Sequence], elapsed_s: float) -> None:
+        steps = [
+            Stepped(self._requests[sequence.request_id], sequence.tokens[-1], sequence.finish)
+            for sequence in step
+        ]
+        for sequence in step:
+            if sequence.finish is not None:
+                del self._requests[sequence.request_id]
+        self._callbacks.stepped(steps, elapsed_s)
+
+    def _drop(self, error: Exception) -> None:
+        """A step that broke says nothing of which row broke it: all in the batch are given up."""
+        why = McError(f"internal error: {type(error).__name__}; see the log of this daemon")
+        self._batch = DecodeBatch(self._batch.max_batch)
+        for request in self._requests.values():
+            self._callbacks.failed(request, why)
+        self._requests.clear()

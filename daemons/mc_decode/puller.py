@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from daemons.core.errors import McError, ProtocolError
 from daemons.engine.instance import Instance
 from daemons.mc_decode.request import Request
-from daemons.protocol.request import LayersReady, Source
-from daemons.protocol.segment import Strided
+from daemons.protocol.request import LayersReady
+from daemons.protocol.segment import Source, Strided
 from daemons.rpc import Loop
 from daemons.transfer import Read
 

@@ -12,7 +12,8 @@ from typing import Literal
 from daemons.client.prefix_load import PrefixLoad
 from daemons.core.ids import BlockHash
 from daemons.engine.kv_arena import KvSlot
-from daemons.protocol.request import Generate, PrefillReply, Source, Timing
+from daemons.protocol.request import Generate, PrefillReply, Timing
+from daemons.protocol.segment import Source
 from daemons.rpc import Call, Pending
 
 State = Literal["waiting", "filling", "decoding", "ended"]

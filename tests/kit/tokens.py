@@ -1,0 +1,134 @@
+"""A client that speaks tokens: schedule at the master, generate at the decode node, as the gateway does."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from daemons.core.ids import RequestId, new_request_id
+from daemons.protocol.node import ListModels, ListModelsReply, ModelDescription
+from daemons.protocol.prefix_hash import block_hashes
+from daemons.protocol.request import (
+    CacheUse,
+    Generate,
+    GenerateReply,
+    Plan,
+    SamplingParams,
+    Schedule,
+    Tokens,
+)
+from daemons.rpc import SyncClient
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: list[int]
+    reply: GenerateReply
+    plan: Plan
+
+    @property
+    def num_reused(self) -> int:
+        return self.reply.num_reused_tokens
+
+
+class TokenClient:
+    """One request at a time. Errors are raised as the families of McError they came as."""
+
+    def __init__(self, master: str) -> None:
+        self.master = SyncClient(master, timeout_s=5)
+        self._decodes: dict[str, SyncClient] = {}
+
+    def model(self) -> ModelDescription:
+        reply = self.master.request(ListModels())
+        assert isinstance(reply, ListModelsReply)
+        return reply.models[0]
+
+    def plan(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int,
+        *,
+        cache: CacheUse = "use",
+        request_id: RequestId | None = None,
+    ) -> Plan:
+        model = self.model()
+        hashes = block_hashes(model.namespace, tokens, model.block_tokens)
+        reply = self.master.request(
+            Schedule(
+                request_id=request_id or new_request_id(),
+                model=model.name,
+                num_prompt_tokens=len(tokens),
+                max_tokens=max_tokens,
+                hashes=hashes if cache == "use" else [],
+            )
+        )
+        assert isinstance(reply, Plan)
+        return reply
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int = 16,
+        *,
+        cache: CacheUse = "use",
+        sampling: SamplingParams | None = None,
+        timeout_s: float = 60,
+    ) -> Answer:
+        plan = self.plan(tokens, max_tokens, cache=cache)
+        return self.run(
+            plan, tokens, sampling or greedy(max_tokens), cache=cache, timeout_s=timeout_s
+        )
+
+    def run(
+        self,
+        plan: Plan,
+        tokens: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        cache: CacheUse = "use",
+        timeout_s: float = 60,
+    ) -> Answer:
+        model = self.model()
+        hashes = block_hashes(model.namespace, tokens, model.block_tokens)
+        message = Generate(
+            request_id=plan.request_id,
+            model=model.name,
+            namespace=model.namespace,
+            tokens=list(tokens),
+            hashes=hashes if cache == "use" else [],
+            sampling=sampling,
+            plan=plan,
+            cache=cache,
+        )
+        out: list[int] = []
+        for part in self._decode(plan.decode.control).stream(message, timeout_s):
+            if isinstance(part, Tokens):
+                out.extend(part.tokens)
+            elif isinstance(part, GenerateReply):
+                return Answer(out, part, plan)
+        raise AssertionError("the stream ended without a reply")
+
+    def close(self) -> None:
+        for client in (self.master, *self._decodes.values()):
+            client.close()
+
+    def __enter__(self) -> "TokenClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _decode(self, endpoint: str) -> SyncClient:
+        if endpoint not in self._decodes:
+            self._decodes[endpoint] = SyncClient(endpoint, timeout_s=60)
+        return self._decodes[endpoint]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def random_prompt(seed: int, length: int, vocab_size: int) -> list[int]:
+    """The same prefix for the same seed, whatever the length."""
+    stream = random.Random(seed)
+    return list(itertools.islice(iter(lambda: stream.randrange(vocab_size), -1), length))

@@ -1,0 +1,122 @@
+"""Reuse, disaggregation, batching and placement never change a token: real daemons, tiny real models."""
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from kit.models import FAMILIES, VOCAB_SIZE, Family, make_tiny_model
+from kit.tokens import TokenClient, random_prompt
+
+from mcctl.cluster_plan import ClusterOptions
+from mcctl.local_cluster import LocalCluster
+
+NUM_TOKENS = 12
+EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 319, 320, 321, 448, 511, 512, 513]
+OFF_EDGE = [5, 100, 300, 333, 400, 607]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama")
+    options = ClusterOptions(
+        model=model,
+        num_prefill=2,
+        num_decode=2,
+        num_cachenodes=2,
+        dtype=request.param,
+        kv_memory="32MiB",
+        segment="64MiB",
+    )
+    with LocalCluster.temporary(options) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[TokenClient]:
+    with TokenClient(cluster.master) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("length", EDGES + OFF_EDGE)
+def test_answer_is_the_same_cold_published_and_reused(client: TokenClient, length: int) -> None:
+    prompt = random_prompt(length, length, VOCAB_SIZE)
+    alone = client.generate(prompt, NUM_TOKENS, cache="bypass")
+    first = client.generate(prompt, NUM_TOKENS)
+    again = client.generate(prompt, NUM_TOKENS)
+    assert alone.num_reused == 0
+    assert first.num_reused == 0
+    assert again.num_reused == (length - 1) // 64 * 64
+    assert first.tokens == alone.tokens
+    assert again.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("prefix", [64, 192, 256, 320, 448, 512])
+@pytest.mark.parametrize("suffix", [1, 3, 33, 64, 100])
+def test_any_suffix_on_a_reused_prefix_answers_as_if_computed(
+    client: TokenClient, prefix: int, suffix: int
+) -> None:
+    shared = random_prompt(1000 + prefix, prefix, VOCAB_SIZE)
+    client.generate(shared, 1)
+    prompt = shared + random_prompt(2000 + suffix, suffix, VOCAB_SIZE)
+    reused = client.generate(prompt, NUM_TOKENS)
+    assert reused.num_reused == prefix
+    assert reused.tokens == client.generate(prompt, NUM_TOKENS, cache="bypass").tokens
+
+
+def test_next_turn_reuses_the_answer_and_says_the_same(client: TokenClient) -> None:
+    if not client.model().is_decode_canonical:
+        pytest.skip("the canary found decode KV not canonical on this machine")
+    prompt = random_prompt(77, 200, VOCAB_SIZE)
+    first = client.generate(prompt, 100)
+    turn = prompt + first.tokens + random_prompt(78, 20, VOCAB_SIZE)
+    again = client.generate(turn, NUM_TOKENS)
+    assert again.num_reused > 200
+    assert again.tokens == client.generate(turn, NUM_TOKENS, cache="bypass").tokens
+
+
+def test_mixed_batch_gives_each_request_its_own_answer(cluster: LocalCluster) -> None:
+    stream = random.Random(5)
+    prompts = [random_prompt(3000 + i, stream.randrange(1, 600), VOCAB_SIZE) for i in range(12)]
+
+    def ask(prompt: list[int]) -> list[int]:
+        with TokenClient(cluster.master) as own:
+            return own.generate(prompt, 24).tokens
+
+    alone = [ask(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(ask, prompts * 2))
+    assert together == alone * 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_answers_are_those_of_transformers(tmp_path: Path, family: Family) -> None:
+    model = make_tiny_model(tmp_path / "tiny", family, seed=3)
+    prompts = [
+        random_prompt(4000 + length, length, VOCAB_SIZE) for length in (1, 64, 100, 257, 320)
+    ]
+    options = ClusterOptions(model=model, dtype="float32", kv_memory="32MiB", segment="32MiB")
+    with LocalCluster.temporary(options) as running, TokenClient(running.master) as own:
+        cold = [own.generate(prompt, NUM_TOKENS).tokens for prompt in prompts]
+        reused = [own.generate(prompt, NUM_TOKENS).tokens for prompt in prompts]
+    expected = [_oracle(model, prompt) for prompt in prompts]
+    assert cold == expected
+    assert reused == expected
+
+
+def _oracle(model_dir: Path, prompt: list[int]) -> list[int]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+    )
+    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
