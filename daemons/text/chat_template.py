@@ -5,7 +5,7 @@ its output is bounded. A broken template or messages it refuses are Rejected wit
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from daemons.core.units import MIB
 
 MAX_OUTPUT_CHARS: Final = 32 * MIB
 MAX_REPEAT: Final = 100_000
-"""Largest number a template may multiply or raise by: it needs a few, an accident or an attack needs many."""
+"""Largest number, and longest repetition, of `*` and `**`: a template needs a few, an attack needs many."""
 
 RESERVED: Final = frozenset(
     {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "tools", "documents"}
@@ -56,8 +56,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: object, right: object
     ) -> object:
-        if any(isinstance(side, int) and abs(side) > MAX_REPEAT for side in (left, right)):
-            raise jinja2.exceptions.SecurityError(f"{operator} with a number above {MAX_REPEAT}")
+        for side, other in ((left, right), (right, left)):
+            if not isinstance(side, int):
+                continue
+            size = len(other) if isinstance(other, Sized) else 1
+            if abs(side) * max(size, 1) > MAX_REPEAT:
+                raise jinja2.exceptions.SecurityError(f"{operator} makes more than {MAX_REPEAT}")
         return super().call_binop(context, operator, left, right)
 
 
