@@ -32,6 +32,8 @@ class KvSlot:
     # Positions below this are either written or zero: attention may read them. Only the runner
     # moves it; memory beyond may hold what an earlier sequence or a torn transfer left.
     finite_tokens: int = 0
+    _views: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _views_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.keys = [self.kv[layer, 0] for layer in range(self.geometry.num_layers)]
@@ -45,6 +47,19 @@ class KvSlot:
         """Arena offset of the keys (half 0) or values (half 1) of `token` in `layer`."""
         row = (2 * layer + half) * self.capacity_tokens + token
         return self.offset_bytes + row * self.geometry.bytes_per_token_layer_half
+
+    def arena_row(self, layer: int, half: int, token: int) -> int:
+        """The same place as an index into `KvArena.rows`."""
+        return self.half_offset(layer, half, token) // self.geometry.bytes_per_token_layer_half
+
+    def attention_views(self, num_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's first keys and values as [1, kv_head, token, head_dim]; kept until asked
+        for another length, as making them costs a decode step more than its bookkeeping."""
+        if self._views_tokens != num_tokens:
+            halves = self.kv[:, :, :num_tokens].transpose(2, 3).unsqueeze(2)
+            self._views = [(layer[0], layer[1]) for layer in halves]
+            self._views_tokens = num_tokens
+        return self._views
 
     def half_ranges(self, layer: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         """(arena offset, length) of keys, then values, of tokens [start, end) in `layer`."""
@@ -81,6 +96,8 @@ class KvArena:
         self.capacity_tokens = size // geometry.bytes_per_token
         self.num_sequences = num_sequences
         self._elements = self.bytes.view(TORCH_DTYPES[geometry.dtype])
+        # [half-token row, kv_head, head_dim]: every key and value row of every slot.
+        self.rows = self._elements.view(-1, geometry.num_kv_heads, geometry.head_dim)
         self._free: list[tuple[int, int]] = [(0, self.capacity_tokens)]  # (first, end) in tokens
         self._free_indexes = list(range(num_sequences))
         self._live: dict[int, KvSlot] = {}
@@ -108,14 +125,14 @@ class KvArena:
         wanted = round_up(max(num_tokens, 1))
         if not self._free_indexes:
             raise Exhausted(f"all {self.num_sequences} sequences are in use: retry when one ends")
-        for at, (first, end) in enumerate(self._free):
-            if end - first >= wanted:
-                break
-        else:
+        fitting = (at for at, (first, end) in enumerate(self._free) if end - first >= wanted)
+        at = next(fitting, None)
+        if at is None:
             raise Exhausted(
                 f"no {wanted} contiguous KV tokens: {self.free_tokens} of {self.capacity_tokens} "
                 f"are free, {self.largest_free_tokens} together; retry when a sequence ends"
             )
+        first, end = self._free[at]
         self._free[at : at + 1] = [(first + wanted, end)] if end - first > wanted else []
         slot = self._make_slot(heapq.heappop(self._free_indexes), first, wanted)
         self._live[slot.index] = slot
@@ -139,7 +156,8 @@ class KvArena:
         position = 0
         for first, end in sorted(spans):
             assert first == position, f"gap or overlap at token {position}"
-            assert end > first and not (end - first) % CHUNK_TOKENS
+            assert end > first
+            assert not (end - first) % CHUNK_TOKENS
             position = end
         assert position == self.capacity_tokens
         assert self._free == coalesced(self._free)
@@ -148,9 +166,7 @@ class KvArena:
 
     def _make_slot(self, index: int, first: int, num_tokens: int) -> KvSlot:
         geometry = self.geometry
-        elements_per_token = (
-            2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim
-        )
+        elements_per_token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim
         kv = self._elements[first * elements_per_token : (first + num_tokens) * elements_per_token]
         shape = (geometry.num_layers, 2, num_tokens, geometry.num_kv_heads, geometry.head_dim)
         offset = first * geometry.bytes_per_token

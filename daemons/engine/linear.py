@@ -25,14 +25,20 @@ _good_rows_by_shape: dict[Shape, tuple[int, ...]] = {}
 
 def can_pack() -> bool:
     """Whether this torch build has oneDNN's packed products."""
-    return torch.backends.mkldnn.is_available() and hasattr(
-        torch.ops.mkldnn, "_reorder_linear_weight"
-    )
+    is_available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
+    return is_available and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
 def bucket(num_rows: int) -> int:
-    """The smallest tried row count that holds `num_rows`."""
-    return next(rows for rows in ROW_BUCKETS if rows >= num_rows)
+    """The smallest tried row count, or multiple of the largest, that holds `num_rows`."""
+    largest = ROW_BUCKETS[-1]
+    return next(
+        (rows for rows in ROW_BUCKETS if rows >= num_rows), -(-num_rows // largest) * largest
+    )
+
+
+def pieces(x: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
+    return [x[first : first + num_rows] for first in range(0, len(x), num_rows)]
 
 
 class Linear:
@@ -49,6 +55,7 @@ class Linear:
         """Results are those at `reference_rows`; more than `max_rows` run piece by piece."""
         self.bias = bias
         self._multiply = self._prepare(weight, bias)
+        self._padded: dict[int, torch.Tensor] = {}
         num_out, num_in = weight.shape
         shape = (
             num_out,
@@ -70,11 +77,14 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[0]
         if num_rows > self.max_rows:
-            return torch.cat([self(piece) for piece in x.split(self.max_rows)])
+            return torch.cat([self(piece) for piece in pieces(x, self.max_rows)])
         rows = self._rows_to_run[num_rows]
         if rows == num_rows:
             return self._multiply(x)
-        padded = x.new_zeros(rows, x.shape[1])
+        if rows not in self._padded:
+            self._padded[rows] = x.new_zeros(rows, x.shape[1])
+        # Earlier calls' rows stay behind ours: no row sees another.
+        padded = self._padded[rows]
         padded[:num_rows] = x
         return self._multiply(padded)[:num_rows]
 
@@ -84,12 +94,14 @@ class Linear:
             return lambda x: functional.linear(x, weight, bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        return lambda x: multiply(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
+        return lambda x: multiply(x, packed, bias, "none", [], "")
 
-    def _try_rows(self, weight: torch.Tensor, reference_rows: int, max_rows: int) -> tuple[int, ...]:
+    def _try_rows(
+        self, weight: torch.Tensor, reference_rows: int, max_rows: int
+    ) -> tuple[int, ...]:
         probe_x, probe_weight = cancelling_probe(weight, max_rows)
         multiply = Linear._prepare(probe_weight, self.bias)
-        expected = torch.cat([multiply(piece) for piece in probe_x.split(reference_rows)])
+        expected = torch.cat([multiply(piece) for piece in pieces(probe_x, reference_rows)])
         good = [
             rows
             for rows in ROW_BUCKETS

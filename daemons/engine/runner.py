@@ -11,6 +11,7 @@ prefill of the same tokens writes. It costs 7 % of a decode step, for the one pr
 (mlp.down_proj) whose kernel differs below 37 rows. The canary decides on the machine at hand.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,9 @@ class Runner:
         self, model_dir: Path, arena: KvArena, *, threads: int = 1, device: str = "cpu"
     ) -> None:
         """Load the checkpoint at the arena's dtype; raises ConfigError for one we cannot run."""
-        torch.set_num_threads(threads)
+        self.threads = threads
+        self._entered_by: int | None = None
+        self.enter()
         config = read_decoder_config(read_json(model_dir / "config.json"))
         geometry = arena.geometry
         expected = (config.num_layers, config.num_kv_heads, config.head_dim)
@@ -82,15 +85,13 @@ class Runner:
             raise ConfigError(f"the KV arena was laid out for another model than {model_dir}")
         self.config = config
         self.arena = arena
-        self.threads = threads
         self.device = device
         self.dtype = TORCH_DTYPES[geometry.dtype]
         self.max_positions = min(config.max_positions, arena.capacity_tokens)
         self.is_decode_canonical = False  # until a canary has seen it
         with torch.inference_mode(), open_weights(model_dir, self.dtype, device) as weights:
             self.model = Decoder(config, weights, self.max_positions)
-            self._masks = Masks(self.max_positions, self.dtype, device)
-        self._group = config.num_heads // config.num_kv_heads
+            self.masks = Masks(self.max_positions, self.dtype, device)
 
     def numerics_id(self) -> str:
         """Names everything that decides how results round; equal ids may share KV."""
@@ -133,66 +134,75 @@ class Runner:
             )
         return Prefill(self, slot, torch.tensor(tokens), start, hooks or NoHooks())
 
+    def enter(self) -> None:
+        """Hold this thread to the runner's thread count: OpenMP keeps it for each thread."""
+        if threading.get_ident() != self._entered_by:
+            torch.set_num_threads(self.threads)
+            self._entered_by = threading.get_ident()
+
     @torch.inference_mode()
     def decode(self, rows: Sequence[DecodeRow]) -> torch.Tensor:
         """One token for each row; float32 logits [row, vocab]. Slots must be distinct."""
-        num_rows = len(rows)
-        tokens = [row.token for row in rows]
-        positions = [row.position for row in rows]
-        padding = [0] * (bucket(num_rows) - num_rows)
         for row in rows:
+            assert row.position < min(row.slot.capacity_tokens, self.max_positions)
             finish_chunk(row.slot, row.position + 1)
-        spans = [DecodeSpan(row.slot, row.position, self._masks) for row in rows]
-        queries = torch.zeros(
-            (num_rows, self.config.num_kv_heads, -(-self._group // 4) * 4, self.config.head_dim),
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-        def attend(
-            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-        ) -> torch.Tensor:
-            # Heads that share keys become rows of one product, in fours: single rows take a
-            # vector kernel that rounds differently, and each key is read once.
-            grouped = q[:num_rows].unflatten(1, (-1, self._group))
-            queries[:, :, : self._group] = grouped
-            out = q.new_zeros(q.shape)
-            grouped_out = out.unflatten(1, (-1, self._group))
-            for index, span in enumerate(spans):
-                attended = span.attend(layer, queries[index : index + 1], k[index], v[index])
-                grouped_out[index] = attended[0, :, : self._group]
-            return out.flatten(1)
-
+        self.enter()
+        step = DecodeStep(self, rows)
+        padding = [0] * (bucket(len(rows)) - len(rows))
         hidden = self.model.forward(
-            torch.tensor(tokens + padding, device=self.device),
-            torch.tensor(positions + padding, device=self.device),
-            attend,
+            torch.tensor([row.token for row in rows] + padding, device=self.device),
+            torch.tensor([row.position for row in rows] + padding, device=self.device),
+            step.attend,
         )
-        return self.model.logits(hidden)[:num_rows]
+        return self.model.logits(hidden)[: len(rows)]
 
 
-class DecodeSpan:
-    """What one row of a decode batch reads: its slot's keys up to the end of the chunk."""
+class DecodeStep:
+    """Attention of one decode batch: each row over its own slot, keys read in place."""
 
-    def __init__(self, slot: KvSlot, position: int, masks: "Masks") -> None:
-        self.slot = slot
-        self.position = position
-        self.num_keys = round_up(position + 1)
-        self.mask = masks.row(position, self.num_keys)
-
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """Store this token's k and v; attend with q [1, kv_head, row, d]."""
-        keys, values = self.slot.keys[layer], self.slot.values[layer]
-        keys[self.position] = k
-        values[self.position] = v
-        return functional.scaled_dot_product_attention(
-            q,
-            keys[: self.num_keys].transpose(0, 1)[None],
-            values[: self.num_keys].transpose(0, 1)[None],
-            attn_mask=self.mask.expand(q.shape[2], -1),
+    def __init__(self, runner: Runner, rows: Sequence[DecodeRow]) -> None:
+        config = runner.config
+        self._arena_rows = runner.arena.rows
+        self._group = config.num_heads // config.num_kv_heads
+        # Heads that share keys become rows of one product, in fours: a single row takes a vector
+        # kernel that rounds differently, and this way each key is read once.
+        padded_group = -(-self._group // 4) * 4
+        self._queries = torch.zeros(
+            (len(rows), config.num_kv_heads, padded_group, config.head_dim),
+            dtype=runner.dtype,
+            device=runner.device,
         )
+        self._views: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        self._masks: list[torch.Tensor] = []
+        for row in rows:
+            num_keys = round_up(row.position + 1)
+            self._views.append(row.slot.attention_views(num_keys))
+            mask = runner.masks.row(row.position, num_keys)
+            self._masks.append(mask.expand(padded_group, -1))
+        self._targets = torch.tensor(
+            [
+                [row.slot.arena_row(layer, half, row.position) for half in range(2) for row in rows]
+                for layer in range(config.num_layers)
+            ],
+            device=runner.device,
+        )
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store the rows' k and v, then attend; rows of `q` beyond the batch are padding."""
+        num_rows = len(self._views)
+        written = torch.cat((k[:num_rows], v[:num_rows]))
+        self._arena_rows.index_copy_(0, self._targets[layer], written)
+        self._queries[:, :, : self._group] = q[:num_rows].reshape(
+            num_rows, -1, self._group, q.shape[2]
+        )
+        attended = [
+            functional.scaled_dot_product_attention(query, *views[layer], attn_mask=mask)
+            for query, views, mask in zip(
+                self._queries.unsqueeze(1), self._views, self._masks, strict=True
+            )
+        ]
+        out = torch.cat(attended)[:, :, : self._group].flatten(1)
+        return functional.pad(out, (0, 0, 0, q.shape[0] - num_rows))
 
 
 class Prefill:
@@ -212,6 +222,7 @@ class Prefill:
     def step(self) -> torch.Tensor | None:
         """Compute up to the next chunk boundary; logits [vocab] after the last. Cost: one chunk."""
         runner, start = self._runner, self.position
+        runner.enter()
         end = min(round_up(start + 1), len(self._tokens))
         rows = end - start
         finish_chunk(self._slot, end)
@@ -244,7 +255,7 @@ class Prefill:
             q.transpose(0, 1)[None],
             keys[:num_keys].transpose(0, 1)[None],
             values[:num_keys].transpose(0, 1)[None],
-            attn_mask=self._runner._masks.chunk(start, q.shape[0], num_keys),
+            attn_mask=self._runner.masks.chunk(start, q.shape[0], num_keys),
             enable_gqa=True,
         )
         return attended[0].transpose(0, 1).flatten(1)
@@ -292,9 +303,7 @@ def finish_chunk(slot: KvSlot, end: int) -> None:
 def read_geometry(model_dir: Path, dtype: KvDtype, block_tokens: int = 64) -> KvGeometry:
     """The KV geometry of a model directory, to size an arena before loading the model."""
     config = read_decoder_config(read_json(model_dir / "config.json"))
-    return KvGeometry(
-        config.num_layers, config.num_kv_heads, config.head_dim, dtype, block_tokens
-    )
+    return KvGeometry(config.num_layers, config.num_kv_heads, config.head_dim, dtype, block_tokens)
 
 
 assert ROW_BUCKETS[-1] == CHUNK_TOKENS

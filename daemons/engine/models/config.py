@@ -48,8 +48,7 @@ def refuse_unsupported(raw: dict[str, Any]) -> None:
     uses_window = raw.get("use_sliding_window") or layer_types != {"full_attention"}
     refused = {
         "quantization_config (a quantised checkpoint)": raw.get("quantization_config"),
-        "num_experts (mixture of experts)": raw.get("num_experts")
-        or raw.get("num_local_experts"),
+        "num_experts (mixture of experts)": raw.get("num_experts") or raw.get("num_local_experts"),
         "sliding window attention": uses_window,
         "partial_rotary_factor": raw.get("partial_rotary_factor") not in (None, 1, 1.0),
         f"hidden_act {raw.get('hidden_act')!r} (only silu)": raw.get("hidden_act") != "silu",

@@ -77,7 +77,7 @@ class Decoder:
         heads = layer.qkv(self._norm(hidden, layer.input_norm)).view(rows, -1, config.head_dim)
         rotated = heads[:, :num_rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
+            q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
             rotated = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
         rotated = rotate(rotated, *rotation)
         q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]

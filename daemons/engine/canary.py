@@ -1,0 +1,112 @@
+"""A check at start, on the real model and machine, that reuse cannot change a token.
+
+Whether kernels round alike in different company depends on the CPU, the library build and the
+model's shapes; this asks the only judge there is. About one second for a small model.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from daemons.core.errors import Exhausted
+from daemons.engine.geometry import CHUNK_TOKENS
+from daemons.engine.kv_arena import KvSlot
+from daemons.engine.runner import DecodeRow, Runner
+
+PROMPT_TOKENS = CHUNK_TOKENS + 141  # ends off every edge
+DECODE_FROM = CHUNK_TOKENS - 3  # decode steps cross a chunk boundary
+DECODE_STEPS = 6
+COMPANIONS = (0, 17, 100, 255)  # positions of the rows that share the batch
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryResult:
+    """`reuse_equal`: prefixes may be reused; `decode_equal`: KV made by decode may be published."""
+
+    reuse_equal: bool
+    decode_equal: bool
+    elapsed_s: float
+    reason: str | None
+
+
+def run_canary(runner: Runner) -> CanaryResult:
+    """Compare bit for bit; also sets `runner.is_decode_canonical`. Needs a mostly free arena."""
+    begin = time.monotonic()
+    try:
+        reuse_reason, decode_reason = find_differences(runner)
+    except Exhausted as error:
+        reuse_reason = decode_reason = f"the KV arena has no room for the canary: {error}"
+    runner.is_decode_canonical = decode_reason is None
+    return CanaryResult(
+        reuse_equal=reuse_reason is None,
+        decode_equal=decode_reason is None,
+        elapsed_s=time.monotonic() - begin,
+        reason=reuse_reason or decode_reason,
+    )
+
+
+def find_differences(runner: Runner) -> tuple[str | None, str | None]:
+    """What differs under reuse, and what differs in decode; None is nothing."""
+    num_tokens = min(PROMPT_TOKENS, runner.max_positions)
+    tokens = [index * 7919 % runner.config.vocab_size for index in range(num_tokens)]
+    with slots(runner, [num_tokens, num_tokens]) as (whole, part):
+        logits = runner.prefill(whole, tokens)
+        reuse = None
+        block = runner.arena.geometry.block_tokens
+        for split in (CHUNK_TOKENS, num_tokens // block * block, 2 * block):
+            if 0 < split < num_tokens and reuse is None:
+                copy_prefix(part, whole, split)
+                same = torch.equal(runner.prefill(part, tokens, split), logits)
+                if not (same and same_kv(part, whole, 0, num_tokens)):
+                    reuse = f"a prefix of {split} tokens, reused, changes the rest of {num_tokens}"
+        return reuse, find_decode_difference(runner, tokens, (whole, part), logits)
+
+
+def find_decode_difference(
+    runner: Runner, tokens: list[int], pair: tuple[KvSlot, KvSlot], logits: torch.Tensor
+) -> str | None:
+    """Decode alone against prefill, then in company against alone."""
+    whole, part = pair
+    last = len(tokens) - 1
+    copy_prefix(part, whole, last)
+    if not torch.equal(runner.decode([DecodeRow(part, tokens[last], last)])[0], logits):
+        return f"a decode step at position {last} gives other logits than prefill"
+    first = min(DECODE_FROM, last - DECODE_STEPS)
+    with slots(runner, [position + 1 for position in COMPANIONS]) as company:
+        others = [
+            DecodeRow(slot, tokens[position % last], min(position, last))
+            for slot, position in zip(company, COMPANIONS, strict=True)
+        ]
+        for position in range(max(first, 0), first + DECODE_STEPS):
+            row = DecodeRow(part, tokens[position], position)
+            alone = runner.decode([row])[0]
+            if not same_kv(part, whole, position, position + 1):
+                return f"a decode step at position {position} writes other KV than prefill"
+            if not torch.equal(runner.decode([*others, row])[-1], alone):
+                return f"a decode step at position {position} depends on the rest of its batch"
+            if not same_kv(part, whole, position, position + 1):
+                return f"KV at position {position} depends on the rest of the decode batch"
+    return None
+
+
+@contextmanager
+def slots(runner: Runner, sizes: list[int]) -> Iterator[list[KvSlot]]:
+    """Slots for as long as the block runs."""
+    taken: list[KvSlot] = []
+    try:
+        taken.extend(runner.arena.allocate(size) for size in sizes)
+        yield taken
+    finally:
+        for slot in taken:
+            runner.arena.free(slot)
+
+
+def copy_prefix(target: KvSlot, source: KvSlot, num_tokens: int) -> None:
+    target.kv[:, :, :num_tokens] = source.kv[:, :, :num_tokens]
+
+
+def same_kv(one: KvSlot, other: KvSlot, start: int, end: int) -> bool:
+    return torch.equal(one.kv[:, :, start:end], other.kv[:, :, start:end])
