@@ -14,6 +14,7 @@ import tokenizers
 
 from daemons.core.errors import ConfigError
 from daemons.text.chat_template import ChatTemplate, load_chat_template
+from daemons.text.piecewise import PieceCache, can_cut
 
 UNBOUNDED_CONTEXT: Final = 10**9
 """Hugging Face writes int(1e30) into model_max_length when it does not know."""
@@ -37,10 +38,13 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids. A rendered chat template already holds its special tokens; a bare prompt asks for them."""
-        # encode_batch releases the GIL, encode does not: a long prompt must not stop other streams.
-        [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        if add_special_tokens and self._adds_special_tokens:
+            [encoding] = self.backend.encode_batch([text], add_special_tokens=True)
+            ids: list[int] = encoding.ids
+            return ids
+        if self._pieces is not None:
+            return self._pieces.encode(text)
+        return self._encode_batch([text])[0]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The whole text at once; the streaming detokenizer gives the same one in pieces."""
@@ -49,6 +53,18 @@ class Tokenizer:
     def token_text(self, token: int) -> str | None:
         """The vocabulary's own spelling of a token, None for an id that it does not have."""
         return self.backend.id_to_token(token)
+
+    def _encode_batch(self, texts: list[str]) -> list[list[int]]:
+        # The batch call releases the GIL, the single one does not: a long prompt must not stop other streams.
+        return [item.ids for item in self.backend.encode_batch(texts, add_special_tokens=False)]
+
+    @cached_property
+    def _pieces(self) -> PieceCache | None:
+        return PieceCache(self._encode_batch) if can_cut(self.backend) else None
+
+    @cached_property
+    def _adds_special_tokens(self) -> bool:
+        return bool(self.backend.encode("", add_special_tokens=True).ids)
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
