@@ -1,0 +1,220 @@
+"""Memory that peers may read: shared allocations, the table of registered regions, and who shares a host.
+
+A region that others map is fully allocated and cannot shrink, so no reader dies of SIGBUS.
+"""
+
+import errno
+import fcntl
+import functools
+import hashlib
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.core.errors import ConfigError, Exhausted, TransferError
+from daemons.core.ids import HostId
+from daemons.core.units import MIB, format_size
+from daemons.transfer.strided import ByteArray
+
+_ALLOCATE_STEP = 256 * MIB
+Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
+"""What can be registered; Python 3.11 has no type for the buffer protocol itself."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes allocated, bytes in all)."""
+
+
+class SharedMemory:
+    """Pages that other processes can map: a sealed memfd, or a locked file on a tmpfs."""
+
+    def __init__(self, fd: int, size_bytes: int, path: Path | None) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self.path = path
+        self.array: ByteArray = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
+
+    @property
+    def view(self) -> memoryview:
+        return self.array.data
+
+    def close(self) -> None:
+        """Give the pages up; they live on while any view, here or at a peer, still shows them."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self.array = np.empty(0, np.uint8)
+
+
+def allocate_shared(
+    name: str, size_bytes: int, path: Path | None = None, progress: Progress | None = None
+) -> SharedMemory:
+    """Allocate every page now. With `path` a file (replacing one left by a dead process), else a memfd."""
+    if size_bytes <= 0:
+        raise ConfigError(f"shared memory {name!r} needs a positive size, not {size_bytes}")
+    fd = _create_file(path, size_bytes) if path else os.memfd_create(name, os.MFD_ALLOW_SEALING)
+    try:
+        _allocate_pages(fd, size_bytes, path or Path("memory"), progress)
+        if path is None:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return SharedMemory(fd, size_bytes, path)
+    except BaseException:
+        os.close(fd)
+        if path:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _create_file(path: Path, size_bytes: int) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.exists():
+            _remove_stale(path)
+        room = os.statvfs(path.parent)
+        if room.f_bavail * room.f_frsize < size_bytes:
+            free = format_size(room.f_bavail * room.f_frsize)
+            raise ConfigError(
+                f"{path.parent} has {free} free but the segment needs {format_size(size_bytes)}; "
+                "make the segment smaller or the tmpfs larger (mount -o remount,size=...)"
+            )
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot create {path}: {error.strerror}") from error
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
+
+
+def _remove_stale(path: Path) -> None:
+    """Unlink rather than truncate: a peer may still show the old pages."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{path} is used by another running process; give each node its own segment path"
+        ) from error
+    finally:
+        os.close(fd)
+
+
+def _allocate_pages(fd: int, size_bytes: int, where: Path, progress: Progress | None) -> None:
+    for start in range(0, size_bytes, _ALLOCATE_STEP):
+        length = min(_ALLOCATE_STEP, size_bytes - start)
+        try:
+            os.posix_fallocate(fd, start, length)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise Exhausted(
+                f"only {format_size(start)} of {format_size(size_bytes)} could be allocated in {where}; "
+                "free memory or ask for less"
+            ) from error
+        if progress:
+            progress(start + length, size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Registered memory. `fd` is there when peers on this host may map it."""
+
+    region_id: int
+    array: ByteArray
+    view: memoryview
+    fd: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.array.nbytes
+
+    def word(self, index: int) -> int:
+        """Little-endian u64 `index`, read in one load."""
+        if index < 0 or (index + 1) * 8 > self.size_bytes:
+            raise TransferError(f"generation word {index} is outside region {self.region_id}")
+        return int(np.ndarray((), "<u8", self.array, index * 8))
+
+
+class RegionTable:
+    """Regions of one process by id. Thread safe. Ids are never used twice in one life."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._regions: dict[int, Region] = {}
+        self._ids = itertools.count(1)
+
+    def register(self, memory: SharedMemory | Buffer) -> Region:
+        """Name this memory; its bytes stay the caller's. Memory registered already is refused."""
+        shared = memory if isinstance(memory, SharedMemory) else None
+        array = shared.array if shared else as_bytes(memory)  # type: ignore[arg-type]  # narrowed above
+        if not array.nbytes:
+            raise TransferError("an empty region cannot be registered")
+        start = array.ctypes.data
+        with self._lock:
+            for other in self._regions.values():
+                other_start = other.array.ctypes.data
+                if start < other_start + other.size_bytes and other_start < start + array.nbytes:
+                    raise TransferError(
+                        f"memory overlaps region {other.region_id}; register it once"
+                    )
+            region_id = next(self._ids)
+            fd = None if shared is None else _reopen_read_only(shared.fd)
+            region = Region(region_id, array, array.data, fd)
+            self._regions[region_id] = region
+        return region
+
+    def deregister(self, region_id: int) -> None:
+        with self._lock:
+            region = self._regions.pop(region_id, None)
+        if region is None:
+            raise TransferError(f"region {region_id} is not registered")
+        if region.fd is not None:
+            os.close(region.fd)
+
+    def get(self, region_id: int) -> Region:
+        region = self._regions.get(region_id)
+        if region is None:
+            raise TransferError(f"region {region_id} is not registered")
+        return region
+
+    def duplicate_fd(self, region_id: int) -> int | None:
+        """A read-only descriptor for a peer, the caller closes it; None for private memory."""
+        with self._lock:
+            region = self.get(region_id)
+            return None if region.fd is None else os.dup(region.fd)
+
+    def close(self) -> None:
+        for region_id in list(self._regions):
+            self.deregister(region_id)
+
+
+def as_bytes(memory: Buffer) -> ByteArray:
+    """Any contiguous buffer as flat bytes, without a copy."""
+    try:
+        view = memory.data if isinstance(memory, np.ndarray) else memoryview(memory)
+        return np.frombuffer(view.cast("B"), np.uint8)
+    except (TypeError, ValueError) as error:
+        raise TransferError(f"not a contiguous buffer: {error}") from error
+
+
+def _reopen_read_only(fd: int) -> int:
+    """Peers get a descriptor that can neither write nor truncate."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+@functools.cache
+def host_id() -> HostId:
+    """Equal for two processes exactly when they may share memory: same boot, same namespaces."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    for namespace in ("ipc", "net", "user"):
+        digest.update(str(Path(f"/proc/self/ns/{namespace}").stat().st_ino).encode())
+    return HostId(digest.hexdigest())
