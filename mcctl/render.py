@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -83,8 +83,14 @@ def show_facts(facts: Sequence[tuple[str, str]], *, on_stderr: bool = False) -> 
 
 def emit_json(result: object) -> None:
     """One indented object; bytes are hex, not base64: they are hashes."""
-    plain = msgspec.to_builtins(_hex(result), builtin_types=())
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
+    text = msgspec.json.format(msgspec.json.encode(_hex(result)), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+    sys.stdout.flush()
+
+
+def emit_json_line(result: object) -> None:
+    """One object on one line: a stream of them."""
+    sys.stdout.write(msgspec.json.encode(_hex(result)).decode() + "\n")
     sys.stdout.flush()
 
 
@@ -106,6 +112,33 @@ def complain(text: str) -> None:
 def note(text: str) -> None:
     """For people, beside the result."""
     print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Branch:
+    """A node of a tree: what it is, then a remark."""
+
+    name: str
+    remark: str = ""
+    children: list["Branch"] = field(default_factory=list)
+
+    def add(self, name: str, remark: str = "") -> "Branch":
+        child = Branch(name, remark)
+        self.children.append(child)
+        return child
+
+
+def show_tree(root: Branch) -> None:
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    def draw(branch: Branch, into: Tree) -> None:
+        for child in branch.children:
+            draw(child, into.add(f"[bold]{escape(child.name)}[/]  {escape(child.remark)}"))
+
+    tree = Tree(f"[bold]{escape(root.name)}[/]  {escape(root.remark)}".rstrip())
+    draw(root, tree)
+    show(tree)
 
 
 def show(item: "RenderableType", *, on_stderr: bool = False) -> None:

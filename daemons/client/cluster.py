@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from daemons.core.errors import ProtocolError
-from daemons.core.ids import BlockHash, NodeId
+from daemons.core.ids import BlockHash
 from daemons.protocol.base import Message
 from daemons.protocol.block import (
     BlockFilter,
@@ -124,4 +124,4 @@ def watch_events(
         subscriber.close()
 
 
-__all__ = ["BlockFilter", "ClusterClient", "NodeId", "watch_events"]
+__all__ = ["ClusterClient", "Event", "watch_events"]

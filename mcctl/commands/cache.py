@@ -1,0 +1,284 @@
+"""mcctl cache: what is in the pool, where a prompt's blocks are, and deleting blocks. Looking never changes recency."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
+from daemons.core.ids import NodeId, short
+from daemons.core.units import format_duration, format_size
+from daemons.protocol.block import BlockFilter, ListedBlock
+from mcctl import render
+from mcctl.commands import new_app
+from mcctl.prompt_blocks import LocatedBlock, Prompt, locate_prompt
+from mcctl.prompt_text import read_text
+from mcctl.render import Column
+from mcctl.settings import settings_of
+
+app = new_app()
+
+Model = Annotated[str | None, typer.Option(help="Only blocks of this model.")]
+Tenant = Annotated[str | None, typer.Option(help="Only blocks of this tenant.")]
+OlderThan = Annotated[
+    float | None, typer.Option(min=0, help="Only blocks sealed more than so many seconds ago.")
+]
+HashPrefix = Annotated[
+    str | None, typer.Option(help="Only hashes that begin with these hex digits.")
+]
+Node = Annotated[str | None, typer.Option(help="Only blocks with a replica on this node.")]
+
+_DETAIL_LIMIT = 2
+
+
+class StatResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of the pool and what became of look-ups; fields are only ever added."""
+
+    num_blocks: int
+    num_replicas: int
+    used_bytes: int
+    capacity_bytes: int
+    num_leased: int
+    num_lookups: int
+    num_lookup_blocks: int
+    num_hit_blocks: int
+    hit_share: float
+    num_stored: int
+    num_evicted: int
+    num_cleared: int
+    blocks_by_model: dict[str, int]
+
+
+@app.command("list")
+def list_blocks(
+    context: typer.Context,
+    model: Model = None,
+    tenant: Tenant = None,
+    older_than: OlderThan = None,
+    hash_prefix: HashPrefix = None,
+    node: Node = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+) -> None:
+    """Blocks of the directory and where their replicas are.
+
+    \b
+    Example: mcctl cache list --model SmolLM2-135M-Instruct --older-than 3600
+    """
+    settings = settings_of(context)
+    chosen = _filter(model, tenant, older_than, hash_prefix, node)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        blocks = list(client.blocks(chosen, limit))
+    columns = [
+        Column("hash", lambda b: b.meta.hash.hex()),
+        Column("model", lambda b: b.meta.model),
+        Column("tenant", lambda b: b.meta.tenant or "-"),
+        Column("depth", lambda b: str(b.meta.depth), is_number=True),
+        Column("tokens", lambda b: str(b.meta.num_tokens), is_number=True),
+        Column("size", lambda b: format_size(b.length), is_number=True),
+        Column("age", lambda b: format_duration(b.age_s), is_number=True),
+        Column("idle", lambda b: format_duration(b.idle_s), is_number=True),
+        Column("leased", lambda b: "yes" if b.is_leased else "no"),
+        Column("nodes", lambda b: ", ".join(b.nodes)),
+    ]
+    render.emit(settings.output, {"blocks": blocks}, columns, blocks)
+    if len(blocks) == limit and settings.output == "table":
+        render.note(f"only the first {limit}; --limit shows more")
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    block: Annotated[str, typer.Argument(help="A hash, or as many hex digits as name one block.")],
+) -> None:
+    """All that is known of one block.
+
+    \b
+    Example: mcctl cache show 3fa9c1
+    """
+    settings = settings_of(context)
+    chosen = BlockFilter(hash_prefix=_hex_digits(block))
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        found = list(client.blocks(chosen, _DETAIL_LIMIT))
+        if not found:
+            raise NotFound(f"no block {block} in the pool")
+        if len(found) > 1:
+            raise Conflict(f"several blocks begin with {block}; give more digits")
+        replicas = client.locate([found[0].meta.hash])[0]
+    if settings.output == "json":
+        render.emit_json({"block": found[0], "replicas": replicas})
+        return
+    facts = _block_facts(found[0])
+    for replica in replicas:
+        facts.append(
+            (
+                f"on {replica.node}",
+                f"{replica.tier}, {format_size(replica.length)} at offset {replica.offset} of region "
+                f"{replica.region.region_id}, version {replica.version}, checksum {replica.seal_checksum:016x}",
+            )
+        )
+    _emit_facts(settings.output, facts)
+
+
+@app.command()
+def stat(context: typer.Context) -> None:
+    """Totals: blocks, bytes, leases, hits, evictions.
+
+    \b
+    Example: mcctl cache stat --output json
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        reply = client.cache_stat()
+    share = reply.num_hit_blocks / max(reply.num_lookup_blocks, 1)
+    if settings.output == "json":
+        fields = {name: getattr(reply, name) for name in reply.__struct_fields__}
+        render.emit_json(StatResult(**fields, hit_share=share))
+        return
+    facts = [
+        (
+            "blocks",
+            f"{reply.num_blocks} in {reply.num_replicas} replicas, {reply.num_leased} leased",
+        ),
+        ("memory", f"{format_size(reply.used_bytes)} of {format_size(reply.capacity_bytes)}"),
+        (
+            "look-ups",
+            f"{reply.num_lookups}, {reply.num_hit_blocks} of {reply.num_lookup_blocks} blocks found ({share:.0%})",
+        ),
+        ("stored", f"{reply.num_stored} since the master started"),
+        ("evicted", str(reply.num_evicted)),
+        ("cleared", str(reply.num_cleared)),
+        *((f"of {model}", f"{count} blocks") for model, count in reply.blocks_by_model.items()),
+    ]
+    _emit_facts(settings.output, facts)
+
+
+@app.command()
+def locate(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with the text; - for stdin.")] = None,
+    model: Annotated[str | None, typer.Option(help="Needed only where several are served.")] = None,
+    model_path: Annotated[
+        Path | None,
+        typer.Option(help="Directory with the tokenizer, where this host keeps it elsewhere."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message before it.")] = None,
+    tenant: Annotated[str, typer.Option(help="Whose blocks.")] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The text is a whole prompt, not a user's chat message.")
+    ] = False,
+) -> None:
+    """Which blocks of a prompt are in the pool, and where.
+
+    The text is taken as the only user message of a chat, as `mcctl request send` sends it; --raw takes it as it is.
+
+    \b
+    Example: mcctl cache locate --file handbook.txt --model SmolLM2-135M-Instruct
+    """
+    settings = settings_of(context)
+    wanted = Prompt(text=read_text(prompt, file), system=system, is_raw=raw, tenant=tenant)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        found = locate_prompt(client, wanted, model=model, model_path=model_path)
+    columns = [
+        Column("block", lambda b: str(b.index), is_number=True),
+        Column("tokens", lambda b: f"{b.start}-{b.end - 1}", is_number=True),
+        Column("hash", lambda b: short(b.hash)),
+        Column("nodes", _nodes_text),
+        Column("begins", lambda b: repr(b.text)),
+    ]
+    render.emit(settings.output, found, columns, found.blocks)
+    if settings.output == "table":
+        render.note(
+            f"{found.num_tokens} tokens of {found.model}: {found.matched_tokens} can be reused, "
+            f"{found.tail_tokens} at the end fill no block"
+        )
+
+
+@app.command()
+def clear(
+    context: typer.Context,
+    model: Model = None,
+    tenant: Tenant = None,
+    older_than: OlderThan = None,
+    hash_prefix: HashPrefix = None,
+    node: Node = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete blocks: those that all given filters match, or every one. Asks first.
+
+    \b
+    Example: mcctl cache clear --model SmolLM2-135M-Instruct --yes
+    """
+    settings = settings_of(context)
+    chosen = _filter(model, tenant, older_than, hash_prefix, node)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        if not yes:
+            _confirm(client, chosen)
+        reply = client.clear_blocks(chosen, max(settings.wait_s, 30.0))
+    if settings.output == "json":
+        render.emit_json(reply)
+    else:
+        render.emit_line(f"{reply.num_cleared} blocks deleted, {format_size(reply.cleared_bytes)}")
+    if reply.num_left:
+        raise Unavailable(
+            f"{reply.num_left} blocks are left: their nodes did not answer in time; try again"
+        )
+
+
+def _confirm(client: ClusterClient, chosen: BlockFilter) -> None:
+    if not sys.stdin.isatty():
+        raise Rejected("clear deletes blocks; say --yes where nobody can be asked")
+    count = sum(1 for _ in client.blocks(chosen))
+    typer.confirm(f"Delete {count} blocks?", abort=True, err=True)
+
+
+def _filter(
+    model: str | None,
+    tenant: str | None,
+    older_than_s: float | None,
+    hash_prefix: str | None,
+    node: str | None,
+) -> BlockFilter:
+    return BlockFilter(
+        model=model,
+        tenant=tenant,
+        older_than_s=older_than_s,
+        hash_prefix=None if hash_prefix is None else _hex_digits(hash_prefix),
+        node=None if node is None else NodeId(node),
+    )
+
+
+def _hex_digits(text: str) -> str:
+    digits = text.lower()
+    if not digits or len(digits) > 32 or set(digits) - set("0123456789abcdef"):
+        raise typer.BadParameter(f"{text!r} is no block hash: 1 to 32 hex digits")
+    return digits
+
+
+def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:
+    return [
+        ("hash", block.meta.hash.hex()),
+        ("parent", block.meta.parent.hex()),
+        ("namespace", block.meta.namespace.hex()),
+        ("model", block.meta.model),
+        ("tenant", block.meta.tenant or "-"),
+        ("tokens", f"{block.meta.num_tokens}, {block.meta.depth} blocks before it"),
+        ("age", f"{format_duration(block.age_s)}, last used {format_duration(block.idle_s)} ago"),
+        ("leased", "yes" if block.is_leased else "no"),
+    ]
+
+
+def _emit_facts(output: str, facts: list[tuple[str, str]]) -> None:
+    if output == "plain":
+        for name, value in facts:
+            render.emit_line(f"{name}\t{value}")
+    else:
+        render.show_facts(facts)
+
+
+def _nodes_text(block: LocatedBlock) -> str:
+    nodes: list[Any] = [f"{replica.node} ({replica.tier})" for replica in block.replicas]
+    return ", ".join(nodes) or "-"

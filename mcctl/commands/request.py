@@ -1,0 +1,150 @@
+"""mcctl request: send a prompt and watch the answer, or see what became of recent ones."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import NotFound
+from daemons.core.units import format_duration, format_size
+from mcctl import render
+from mcctl.commands import new_app
+from mcctl.openai_stream import Answer, Body, Mooncake, OpenAiClient
+from mcctl.prompt_text import read_text
+from mcctl.render import Column
+from mcctl.settings import settings_of
+
+app = new_app()
+
+_SILENCE_S = 120.0
+
+
+class SendResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--output json` prints; fields are only ever added."""
+
+    answer: str
+    finish_reason: str
+    prompt_tokens: int
+    reused_tokens: int
+    generated_tokens: int
+    ttft_s: float
+    tbt_s: float | None
+    total_s: float
+    mooncake: Mooncake
+
+
+@app.command()
+def send(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with the text; - for stdin.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message before it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Needed only where several are served.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither reuse KV nor keep it.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The text is a whole prompt, not a chat message.")
+    ] = False,
+    url: Annotated[str | None, typer.Option(help="The gateway, e.g. http://10.0.0.1:8000.")] = None,
+) -> None:
+    """Stream an answer to the terminal, then say what was reused and where it ran.
+
+    \b
+    Example: mcctl request send --prompt "What is a lighthouse?"
+    Example: mcctl request send --file question.txt --system "Be brief." --temperature 0.7 --seed 1
+    """
+    settings = settings_of(context)
+    text = read_text(prompt, file)
+    body: Body = {"max_tokens": max_tokens, "temperature": temperature}
+    if seed is not None:
+        body["seed"] = seed
+    if no_cache:
+        body["kv_cache"] = "bypass"
+    is_json = settings.output == "json"
+    on_piece = (lambda _: None) if is_json else render.emit_text
+    with OpenAiClient(url or settings.url, timeout_s=max(_SILENCE_S, settings.wait_s)) as client:
+        body["model"] = model or _only_model(client)
+        if raw:
+            answer = client.complete(body | {"prompt": text}, on_piece)
+        else:
+            messages = [{"role": "user", "content": text}]
+            if system is not None:
+                messages.insert(0, {"role": "system", "content": system})
+            answer = client.chat(body | {"messages": messages}, on_piece)
+    if is_json:
+        render.emit_json(_result(answer))
+    else:
+        render.emit_line("")
+        render.note(_summary(answer))
+
+
+@app.command("list")
+def list_requests(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+) -> None:
+    """Recent requests, newest first: where they ran and what was predicted.
+
+    \b
+    Example: mcctl request list --limit 100 --output json
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        requests = client.requests(limit)
+    columns = [
+        Column("request", lambda r: r.request_id),
+        Column("model", lambda r: r.model),
+        Column("state", lambda r: r.state + (f": {r.why}" if r.why else "")),
+        Column("age", lambda r: format_duration(r.age_s), is_number=True),
+        Column("prompt", lambda r: str(r.num_prompt_tokens), is_number=True),
+        Column("matched", lambda r: str(r.num_matched_tokens), is_number=True),
+        Column("answer", lambda r: str(r.num_generated_tokens), is_number=True),
+        Column("TTFT", lambda r: _seconds(r.actual_ttft_s), is_number=True),
+        Column("predicted", lambda r: _seconds(r.predicted_ttft_s), is_number=True),
+        Column("ran on", lambda r: f"{r.prefill} > {r.decode}"),
+        Column("policy", lambda r: r.policy),
+    ]
+    render.emit(settings.output, {"requests": requests}, columns, requests)
+
+
+def _only_model(client: OpenAiClient) -> str:
+    models = client.models()
+    if len(models) != 1:
+        served = ", ".join(models) or "none"
+        raise NotFound(f"choose a model with --model; served now: {served}")
+    return models[0]
+
+
+def _result(answer: Answer) -> SendResult:
+    return SendResult(
+        answer=answer.text,
+        finish_reason=answer.finish,
+        prompt_tokens=answer.prompt_tokens,
+        reused_tokens=answer.cached_tokens,
+        generated_tokens=answer.completion_tokens,
+        ttft_s=answer.ttft_s,
+        tbt_s=answer.tbt_s,
+        total_s=answer.total_s,
+        mooncake=answer.mooncake,
+    )
+
+
+def _summary(answer: Answer) -> str:
+    ran = answer.mooncake
+    between = "" if answer.tbt_s is None else f", then {format_duration(answer.tbt_s)} a token"
+    moved = format_size(ran.loaded_bytes + ran.pulled_bytes)
+    return (
+        f"[{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens reused; "
+        f"first text after {format_duration(answer.ttft_s)}{between}; "
+        f"{answer.completion_tokens} tokens, {answer.finish}; ran on {ran.prefill} > {ran.decode}, {moved} moved]"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_duration(value)

@@ -1,0 +1,23 @@
+"""The text that --prompt, --file or stdin gives."""
+
+import sys
+from pathlib import Path
+
+import typer
+
+from daemons.core.errors import NotFound
+
+
+def read_text(prompt: str | None, file: Path | None) -> str:
+    """Exactly one of them; `-` is stdin."""
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give --prompt or --file")
+    if prompt is not None:
+        return prompt
+    assert file is not None
+    if str(file) == "-":
+        return sys.stdin.read()
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(f"{file} cannot be read: {error}") from None
