@@ -76,6 +76,12 @@ class Directory:
         number = self.slot_by_node.get(node)
         return 0 if number is None else self._slot(number).num_replicas
 
+    def length_on(self, node: NodeId, block_hash: BlockHash) -> int:
+        """Bytes of this node's replica; 0 when it has none."""
+        number = self.slot_by_node.get(node)
+        replica = NO_ROW if number is None else self._replica_on(number, block_hash)
+        return 0 if replica == NO_ROW else self.replicas.length[replica]
+
     def bytes_on(self, node: NodeId) -> int:
         number = self.slot_by_node.get(node)
         return 0 if number is None else self._slot(number).num_bytes

@@ -1,0 +1,56 @@
+"""Predictions in seconds from what an instance has measured of itself, and defaults until it has.
+
+prefill(n tokens, of which c are reused) = fixed + token * u + token_context * u * (c + u/2), with u = n - c: linear
+work plus attention to what stands before, the middle of the new tokens seeing c + u/2 (design section 7).
+"""
+
+from dataclasses import dataclass
+
+from daemons.protocol.node import InstanceLoad
+
+REMOTE_LOAD_FACTOR = 4.0
+"""A block of another host crosses the network; until measured, so many times the cost of one mapped here."""
+BATCH_STEP_FRACTION = 0.06
+"""How much one more sequence lengthens a decode step; steps are bound by reading the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """The defaults are those of a small model on a CPU core: only their proportions matter, and only until measured."""
+
+    fixed_s: float = 0.005
+    token_s: float = 4e-4
+    token_context_s: float = 2e-8
+    step_s: float = 0.03
+    load_token_s: float = 4e-6
+
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        """At least one token is computed: the last one's logits are needed."""
+        new = max(1, num_tokens - num_cached)
+        middle = max(0, num_tokens - new) + new / 2
+        return self.fixed_s + self.token_s * new + self.token_context_s * new * middle
+
+    def load_s(self, num_local: int, num_remote: int) -> float:
+        """Reading reused KV of so many tokens from this host and from others."""
+        return self.load_token_s * (num_local + REMOTE_LOAD_FACTOR * num_remote)
+
+    def step_with(self, num_sequences: int) -> float:
+        """One decode step with so many more in the batch than the measured step had."""
+        return self.step_s * (1 + BATCH_STEP_FRACTION * num_sequences)
+
+
+def measured(load: InstanceLoad | None) -> CostModel:
+    """Each term as measured; a term that never was keeps its default."""
+    default = CostModel()
+    if load is None:
+        return default
+    has_prefill = load.prefill_token_s > 0
+    return CostModel(
+        fixed_s=max(0.0, load.prefill_fixed_s) if has_prefill else default.fixed_s,
+        token_s=load.prefill_token_s if has_prefill else default.token_s,
+        token_context_s=max(0.0, load.prefill_token_context_s)
+        if has_prefill
+        else default.token_context_s,
+        step_s=load.decode_step_s if load.decode_step_s > 0 else default.step_s,
+        load_token_s=load.load_token_s if load.load_token_s > 0 else default.load_token_s,
+    )

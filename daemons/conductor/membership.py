@@ -1,0 +1,126 @@
+"""Who is in the cluster. Pure: silence is counted in ticks of the caller's timer, never measured in time, so a master
+that was itself stopped expires nobody for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from daemons.core.errors import Exhausted, Unavailable
+from daemons.core.ids import Epoch, NodeId
+from daemons.protocol.node import InstanceLoad, NodeDescription, NodeState
+
+MAX_NODES = 4096
+KEEP_DEAD_TICKS = 1200
+"""A dead node is listed for so long, ten minutes at the default interval, then forgotten."""
+
+Change = Literal["suspect", "alive", "dead", "forgotten"]
+
+
+@dataclass(slots=True)
+class Member:
+    """One life of one node. `peer` is where notices reach it: the connection it last spoke on."""
+
+    node: NodeDescription
+    joined_s: float
+    heard_s: float
+    peer: bytes
+    state: NodeState = "alive"
+    missed_beats: int = 0
+    load: InstanceLoad | None = None
+    load_s: float = 0.0
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    next_sequence: int | None = None
+    """Of its reports; None: whatever comes starts a new count."""
+    is_evicting: bool = False
+    next_eviction_s: float = 0.0
+    last_chosen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What became of a node; `dead` and `forgotten` ones hold nothing any more."""
+
+    member: Member
+    change: Change
+
+
+class Membership:
+    """At most MAX_NODES, dead ones included."""
+
+    def __init__(self, suspect_beats: int, dead_beats: int) -> None:
+        self.suspect_beats = suspect_beats
+        self.dead_beats = max(dead_beats, suspect_beats)
+        self._members: dict[NodeId, Member] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, node: NodeId) -> Member | None:
+        return self._members.get(node)
+
+    def join(self, node: NodeDescription, *, peer: bytes, now_s: float) -> Member | None:
+        """Add it, in place of the earlier life of the same id, which is returned. Raises Exhausted when full."""
+        earlier = self._members.pop(node.node, None)
+        if earlier is None and len(self._members) >= MAX_NODES:
+            dead = next((m.node.node for m in self if m.state == "dead"), None)
+            if dead is None:
+                raise Exhausted(f"{MAX_NODES} nodes have joined; this master takes no more")
+            del self._members[dead]
+        member = Member(node=node, joined_s=now_s, heard_s=now_s, peer=peer)
+        member.capacity_bytes = sum(segment.capacity_bytes for segment in node.segments)
+        if earlier is not None and earlier.node.epoch == node.epoch:
+            member.joined_s, member.last_chosen = earlier.joined_s, earlier.last_chosen
+            member.load, member.load_s = earlier.load, earlier.load_s
+        self._members[node.node] = member
+        return earlier
+
+    def hear(
+        self, node: NodeId, epoch: int, *, peer: bytes, now_s: float
+    ) -> tuple[Member, Transition | None]:
+        """A sign of life. Raises Unavailable("join again") for a node, or a life of it, that is not a member."""
+        member = self._members.get(node)
+        if member is None or member.node.epoch != epoch or member.state == "dead":
+            why = "is not known here" if member is None else "is dead or was replaced"
+            raise Unavailable(f"node {node} {why}; join again", retry_after_ms=0)
+        member.peer = peer
+        member.heard_s = now_s
+        member.missed_beats = 0
+        if member.state == "suspect":
+            member.state = "alive"
+            return member, Transition(member, "alive")
+        return member, None
+
+    def leave(self, node: NodeId, epoch: Epoch) -> Member | None:
+        """The member that is gone with this; None when it was not this life that had joined."""
+        member = self._members.get(node)
+        if member is None or member.node.epoch != epoch:
+            return None
+        return self._members.pop(node)
+
+    def tick(self) -> list[Transition]:
+        """One beat interval has passed in which each could have been heard."""
+        changes = []
+        for member in list(self):
+            member.missed_beats += 1
+            if member.state == "dead":
+                if member.missed_beats > KEEP_DEAD_TICKS:
+                    del self._members[member.node.node]
+                    changes.append(Transition(member, "forgotten"))
+            elif member.missed_beats > self.dead_beats:
+                member.state = "dead"
+                changes.append(Transition(member, "dead"))
+            elif member.state == "alive" and member.missed_beats > self.suspect_beats:
+                member.state = "suspect"
+                changes.append(Transition(member, "suspect"))
+        return changes
+
+    def forgive(self) -> None:
+        """We did not listen ourselves: nobody has missed anything."""
+        for member in self:
+            if member.state != "dead":
+                member.missed_beats = 0

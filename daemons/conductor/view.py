@@ -1,0 +1,70 @@
+"""What the Conductor sees: a frozen picture of the instances at one moment, and the question it is asked."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from daemons.conductor.latency import CostModel
+from daemons.core.ids import HostId, NodeId, RequestId
+from daemons.protocol.node import NodeState
+
+InstanceRole = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One prefill or decode engine. `queue_s`: predicted time until it could begin something new."""
+
+    node: NodeId
+    role: InstanceRole
+    host_id: HostId
+    state: NodeState
+    model: str
+    namespace: bytes
+    cost: CostModel
+    queue_s: float = 0.0
+    num_requests: int = 0
+    """Scheduled here and not yet done, or what it says itself if that is more."""
+    capacity_tokens: int = 0
+    """KV arena; 0 when unknown, then nothing is refused for it."""
+    reserved_tokens: int = 0
+    last_chosen: int = 0
+    """Serial number of the last plan that named it; 0 when none did."""
+    is_reuse_safe: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    instances: tuple[InstanceView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """`matched_tokens`: of the longest prefix in the pool; `local_tokens`: of the part each host holds itself."""
+
+    request_id: RequestId
+    model: str
+    num_prompt_tokens: int
+    max_tokens: int
+    matched_tokens: int = 0
+    local_tokens: dict[HostId, int] = field(default_factory=dict)
+    exclude: frozenset[NodeId] = frozenset()
+
+    @property
+    def needed_tokens(self) -> int:
+        """KV that the request occupies on a decode instance when it ends."""
+        return self.num_prompt_tokens + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One instance that was weighed, every term in seconds. `matched_tokens`: what it would reuse."""
+
+    node: NodeId
+    queue_s: float
+    load_s: float
+    prefill_s: float
+    matched_tokens: int
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.load_s + self.prefill_s

@@ -1,0 +1,143 @@
+"""Predicted work: what was scheduled on each instance and is not done yet, corrected by what instances report.
+
+A prefill instance serves in order, so its queue is the time until its last promised work ends. A decode instance is
+a set of reservations. Entries leave with RequestDone, with their instance, when it says that it is idle, or in time.
+"""
+
+from dataclasses import dataclass, field
+
+from daemons.conductor.latency import CostModel
+from daemons.core.ids import NodeId, RequestId
+from daemons.protocol.node import InstanceLoad
+
+SETTLE_S = 2.0
+"""How long a planned request may take to reach its instances; before that, being idle says nothing about it."""
+MAX_REQUEST_S = 3600.0
+"""A request whose end was never reported is forgotten after this."""
+MAX_REQUESTS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request's share of its two instances."""
+
+    request_id: RequestId
+    prefill: NodeId
+    decode: NodeId
+    prefill_s: float
+    num_tokens: int
+    """KV it may come to hold on decode."""
+    decode_s: float
+    started_s: float
+
+
+@dataclass(slots=True)
+class _Load:
+    busy_until_s: float = 0.0
+    last_planned_s: float = 0.0
+    reserved_tokens: int = 0
+    requests: dict[RequestId, float] = field(default_factory=dict)
+    """Until when each is predicted to occupy this instance."""
+
+
+class Workload:
+    """Bounded by MAX_REQUESTS; the oldest is forgotten first."""
+
+    def __init__(self) -> None:
+        self._work: dict[RequestId, Work] = {}
+        self._loads: dict[NodeId, _Load] = {}
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def add(self, work: Work) -> None:
+        self.remove(work.request_id, now_s=work.started_s)
+        if len(self._work) >= MAX_REQUESTS:
+            self.remove(next(iter(self._work)), now_s=work.started_s)
+        self._work[work.request_id] = work
+        prefill = self._loads.setdefault(work.prefill, _Load())
+        prefill.busy_until_s = max(prefill.busy_until_s, work.started_s) + work.prefill_s
+        prefill.last_planned_s = work.started_s
+        prefill.requests[work.request_id] = prefill.busy_until_s
+        decode = self._loads.setdefault(work.decode, _Load())
+        decode.reserved_tokens += work.num_tokens
+        decode.last_planned_s = work.started_s
+        decode.requests[work.request_id] = prefill.busy_until_s + work.decode_s
+
+    def remove(self, request_id: RequestId, *, now_s: float) -> Work | None:
+        """It has ended: what it did not use of its prefill comes off the queue."""
+        work = self._work.pop(request_id, None)
+        if work is None:
+            return None
+        prefill = self._loads.get(work.prefill)
+        if prefill is not None:
+            until_s = prefill.requests.pop(request_id, 0.0)
+            unused_s = min(work.prefill_s, max(0.0, until_s - now_s))
+            prefill.busy_until_s -= unused_s
+        decode = self._loads.get(work.decode)
+        if decode is not None and decode.requests.pop(request_id, None) is not None:
+            decode.reserved_tokens -= work.num_tokens
+        return work
+
+    def drop_node(self, node: NodeId, *, now_s: float) -> list[Work]:
+        """The node is gone, and with it every request that was planned on it."""
+        gone = [work for work in self._work.values() if node in (work.prefill, work.decode)]
+        for work in gone:
+            self.remove(work.request_id, now_s=now_s)
+        self._loads.pop(node, None)
+        return gone
+
+    def hear(self, node: NodeId, load: InstanceLoad, *, now_s: float) -> None:
+        """An instance that says it is idle has none of what it was sent a while ago, whoever failed to say so."""
+        ours = self._loads.get(node)
+        if ours is None or load.num_queued or load.num_running:
+            return
+        if now_s - ours.last_planned_s > SETTLE_S:
+            ours.busy_until_s = now_s
+            for request_id in list(ours.requests):
+                work = self._work[request_id]
+                if work.decode == node:
+                    self.remove(request_id, now_s=now_s)
+                else:
+                    del ours.requests[request_id]
+
+    def expire(self, *, now_s: float) -> list[Work]:
+        """What is older than MAX_REQUEST_S; entries are in the order they were planned."""
+        gone = []
+        for work in self._work.values():
+            if now_s - work.started_s < MAX_REQUEST_S:
+                break
+            gone.append(work)
+        for work in gone:
+            self.remove(work.request_id, now_s=now_s)
+        return gone
+
+    def prefill_queue_s(
+        self, node: NodeId, load: InstanceLoad | None, cost: CostModel, *, now_s: float
+    ) -> float:
+        """The longer of what we promised and what it reports as waiting."""
+        ours = self._loads.get(node)
+        promised_s = max(0.0, ours.busy_until_s - now_s) if ours is not None else 0.0
+        reported_s = cost.prefill_s(load.queued_tokens, 0) if load and load.queued_tokens else 0.0
+        return max(promised_s, reported_s)
+
+    def num_requests(self, node: NodeId, load: InstanceLoad | None) -> int:
+        ours = self._loads.get(node)
+        reported = load.num_queued + load.num_running if load is not None else 0
+        return max(len(ours.requests) if ours is not None else 0, reported)
+
+    def reserved_tokens(self, node: NodeId) -> int:
+        ours = self._loads.get(node)
+        return ours.reserved_tokens if ours is not None else 0
+
+    def decode_wait_s(self, node: NodeId, capacity_tokens: int, *, now_s: float) -> float:
+        """How long until half of its arena is predicted to be free again; 0 when it is now."""
+        ours = self._loads.get(node)
+        if ours is None or capacity_tokens == 0 or 2 * ours.reserved_tokens <= capacity_tokens:
+            return 0.0
+        left = ours.reserved_tokens
+        for request_id, until_s in sorted(ours.requests.items(), key=lambda entry: entry[1]):
+            left -= self._work[request_id].num_tokens
+            if 2 * left <= capacity_tokens:
+                return max(0.0, until_s - now_s)
+        return 0.0

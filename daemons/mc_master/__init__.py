@@ -1,0 +1,1 @@
+"""mc-master: block directory, membership and the Conductor, behind one ROUTER socket. Wiring only."""

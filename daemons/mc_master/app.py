@@ -1,0 +1,182 @@
+"""The master's process: sockets, timers, metrics and the tables, put together."""
+
+import logging
+import os
+import socket
+
+from daemons.conductor.membership import Member, Membership
+from daemons.conductor.request_log import RequestLog
+from daemons.conductor.workload import Workload
+from daemons.config.mc_master import MasterConfig
+from daemons.core.errors import ConfigError
+from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_master.handlers import Handlers
+from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
+from daemons.mc_master.metrics import MasterMetrics
+from daemons.mc_master.state import MasterState, Outlets, tuning_of
+from daemons.protocol.base import Message
+from daemons.protocol.node import HelloReply, NodeDescription
+from daemons.rpc import Call, Loop, Publisher, Server
+from daemons.service.daemon import software_version
+from daemons.service.metrics import MetricsServer
+from daemons.store.directory import Directory
+from daemons.transfer import host_id
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 0.05
+EXIT_STEPPED_DOWN = 7
+"""A master of a higher incarnation lived; systemd starts this one again, above it."""
+
+
+class MasterApp:
+    """Listens when built. `run` raises SystemExit when this master had to step down."""
+
+    def __init__(self, config: MasterConfig) -> None:
+        _check(config)
+        self.loop = Loop()
+        self._stepped_down = False
+        self._state_dir = state_directory(config.node.state_dir, config.node.id)
+        self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
+        self._publisher = Publisher(self.loop, config.node.events)
+        metrics = MasterMetrics()
+        self._metrics_server = MetricsServer(config.node.metrics, metrics.registry)
+        # Taken last: a start that fails because the address is in use is not a life.
+        incarnation = next_incarnation(self._state_dir)
+        metrics.incarnation.set(incarnation)
+        self.state = MasterState(
+            config=config,
+            incarnation=incarnation,
+            description=self._describe(config),
+            loop=self.loop,
+            out=Outlets(self._publisher.publish, self._notify, self._step_down),
+            metrics=metrics,
+            membership=Membership(config.membership.suspect_beats, config.membership.dead_beats),
+            directory=Directory(),
+            workload=Workload(),
+            requests=RequestLog(config.conductor.request_log),
+            started_s=self.loop.clock(),
+            tuning=tuning_of(config),
+        )
+        self._handlers = Handlers(self.state)
+        self._reported_lookups = (0, 0, 0)
+        self.loop.every(config.membership.beat_interval_s, self._tick)
+        self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, with the real port."""
+        return self._server.endpoint
+
+    def run(self) -> None:
+        self.loop.run()
+        if self._stepped_down:
+            raise SystemExit(EXIT_STEPPED_DOWN)
+
+    def drain(self) -> None:
+        """Nothing of others depends on this process going on: answer what waits, and stop."""
+        self._handlers.blocks.close()
+        self.loop.stop()
+
+    def status(self) -> str:
+        state = self.state
+        num_alive = sum(member.state == "alive" for member in state.membership)
+        return (
+            f"incarnation={state.incarnation} nodes={num_alive}/{len(state.membership)} "
+            f"blocks={len(state.directory.blocks)} at={self.endpoint}"
+        )
+
+    def reload(self, fresh: MasterConfig) -> None:
+        """Takes over [conductor] and the watermarks; everything else needs a restart."""
+        try:
+            _check(fresh)
+        except ConfigError as error:
+            log.error("reload refused why=%s", error.message)  # noqa: TRY400 - an operator's slip
+            return
+        state = self.state
+        state.config = fresh
+        state.tuning = tuning_of(fresh)
+        state.requests.limit = fresh.conductor.request_log
+
+    def close(self) -> None:
+        self._handlers.blocks.close()
+        self._metrics_server.close()
+        self._server.close()
+        self._publisher.close()
+        self.loop.close()
+
+    def _handle(self, call: Call) -> None:
+        self._handlers.handle(call)
+
+    def _hello(self) -> HelloReply:
+        return HelloReply(
+            node=self.state.description.node,
+            role="master",
+            incarnation=self.state.incarnation,
+            software=software_version(),
+            pid=os.getpid(),
+        )
+
+    def _notify(self, member: Member, message: Message) -> bool:
+        return self._server.notify(member.peer, message)
+
+    def _step_down(self, seen: int) -> None:
+        log.error(
+            "a master of incarnation %d lived, this one is %d: ending; the next start is above it",
+            seen,
+            self.state.incarnation,
+        )
+        self._stepped_down = True
+        self.loop.stop()
+        store_incarnation(self._state_dir, seen)
+
+    def _tick(self) -> None:
+        self._handlers.tick()
+        self._update_gauges()
+
+    def _update_gauges(self) -> None:
+        state, metrics = self.state, self.state.metrics
+        metrics.blocks.set(len(state.directory.blocks))
+        metrics.replicas.set(state.directory.replicas.num_rows)
+        metrics.used_bytes.set(sum(member.used_bytes for member in state.membership))
+        metrics.capacity_bytes.set(sum(member.capacity_bytes for member in state.membership))
+        metrics.running_requests.set(len(state.workload))
+        metrics.malformed.set(self._server.num_malformed)
+        metrics.stale.set(self._server.num_stale)
+        metrics.handler_errors.set(self.loop.num_errors)
+        counts: dict[tuple[str, str], int] = {}
+        for member in state.membership:
+            key = (member.node.role, member.state)
+            counts[key] = counts.get(key, 0) + 1
+        metrics.nodes.clear()
+        for (role, node_state), count in counts.items():
+            metrics.nodes.labels(role, node_state).set(count)
+        lookups = state.directory.lookups
+        now = (lookups.num_lookups, lookups.num_lookup_blocks, lookups.num_hit_blocks)
+        counters = (metrics.lookups, metrics.lookup_blocks, metrics.hit_blocks)
+        for counter, value, before in zip(counters, now, self._reported_lookups, strict=True):
+            counter.inc(value - before)
+        self._reported_lookups = now
+
+    def _describe(self, config: MasterConfig) -> NodeDescription:
+        return NodeDescription(
+            node=NodeId(config.node.id),
+            role="master",
+            host=socket.gethostname(),
+            host_id=host_id(),
+            epoch=new_epoch(),
+            control=self.endpoint,
+            pid=os.getpid(),
+            software=software_version(),
+            metrics=self._metrics_server.address,
+        )
+
+
+def _check(config: MasterConfig) -> None:
+    pool = config.pool
+    if pool.low_watermark >= pool.high_watermark:
+        raise ConfigError(
+            f"`pool.low_watermark` ({pool.low_watermark}) must be below `pool.high_watermark` ({pool.high_watermark})"
+        )
+    if config.membership.suspect_beats >= config.membership.dead_beats:
+        raise ConfigError("`membership.suspect_beats` must be below `membership.dead_beats`")

@@ -1,0 +1,247 @@
+"""Report, Match, Locate, BadReplica, ListBlocks, ClearBlocks, CacheStat.
+
+Reports of one life of a node are numbered. The first after a Join begins the count; a lower number than expected is
+a repeat and is passed over; number 0 or 1 begins anew, which voids what was known; a gap voids it too and asks for
+an announcement.
+"""
+
+import logging
+from typing import assert_never
+
+from daemons.conductor.membership import Member
+from daemons.core.errors import NotFound, Unavailable
+from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.clearing import Clearing
+from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.state import MasterState
+from daemons.protocol.base import Ok
+from daemons.protocol.block import (
+    BadReplica,
+    BlockRemoved,
+    BlockStored,
+    CacheStat,
+    CacheStatReply,
+    ClearBlocks,
+    FreeBlocks,
+    ListBlocks,
+    ListBlocksReply,
+    Locate,
+    LocateReply,
+    Match,
+    MatchReply,
+    Report,
+    ReportReply,
+)
+from daemons.rpc import Call
+from daemons.store import listing
+
+log = logging.getLogger(__name__)
+
+BlockRequest = Report | BadReplica | Match | Locate | ListBlocks | ClearBlocks | CacheStat
+MAX_VICTIMS = 4096
+MAX_LEASE_S = 3600.0
+MAX_PAGE = 10_000
+SWEEP_ROWS = 2000
+
+
+class BlockHandlers:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState, membership: MembershipHandlers) -> None:
+        self._state = state
+        self._membership = membership
+        self._clearing = Clearing(state)
+
+    def handle(self, call: Call, message: BlockRequest) -> None:
+        match message:
+            case Report():
+                call.reply(self._report(call, message))
+            case Match():
+                call.reply(self._match(message))
+            case Locate():
+                call.reply(self._locate(message))
+            case BadReplica():
+                self._pass_on(call, message)
+            case ListBlocks():
+                call.reply(self._list(message))
+            case ClearBlocks():
+                self._clearing.start(call, message)
+            case CacheStat():
+                call.reply(self._stat())
+            case _:
+                assert_never(message)
+
+    def tick(self) -> None:
+        """Once per beat interval: nodes that are full and silent (all puts refused) are told too."""
+        for member in self._state.membership:
+            if member.state == "alive" and member.node.segments:
+                hashes = self._victims(member)
+                if hashes:
+                    self._state.out.notify(member, FreeBlocks(hashes=hashes))
+
+    def sweep(self) -> None:
+        """A bounded piece of cleaning up after nodes that are gone."""
+        for node, block_hash in self._state.directory.sweep(SWEEP_ROWS):
+            self._removed(node, block_hash, "node_left")
+
+    def close(self) -> None:
+        self._clearing.close()
+
+    # -- reports -------------------------------------------------------------------------------------------------
+
+    def _report(self, call: Call, report: Report) -> ReportReply:
+        member = self._membership.hear(call, report.node, report.epoch)
+        if not member.node.segments:
+            raise NotFound(f"node {report.node} joined without a segment, it cannot hold blocks")
+        expected = member.next_sequence
+        if expected is not None and report.sequence != expected:
+            if report.sequence <= 1:
+                self._void(member)
+            elif report.sequence < expected:
+                return ReportReply()
+            else:
+                log.info(
+                    "report gap node=%s expected=%d got=%d", report.node, expected, report.sequence
+                )
+                self._void(member)
+                member.next_sequence = None
+                return ReportReply(announce=True)
+        self._record(report)
+        member.next_sequence = report.sequence + 1
+        member.used_bytes = report.used_bytes
+        member.capacity_bytes = report.capacity_bytes
+        return ReportReply(victims=self._victims(member))
+
+    def _record(self, report: Report) -> None:
+        """A report is frees first, then seals: a block that is in both was sealed again."""
+        state = self._state
+        directory = state.directory
+        freed = directory.record_freed(report.node, report.freed)
+        sealed = directory.record_sealed(report.node, report.sealed, now_s=state.now_s())
+        state.num_stored += len(sealed)
+        state.metrics.stored_blocks.inc(len(sealed))
+        for block in sealed:
+            state.out.publish(
+                BlockStored(incarnation=state.incarnation, meta=block.meta, node=report.node)
+            )
+        cleared = self._clearing.on_freed(report.node, report.freed)
+        for block_hash in freed:
+            self._removed(
+                report.node, block_hash, "cleared" if block_hash in cleared else "evicted"
+            )
+
+    def _void(self, member: Member) -> None:
+        node = member.node
+        self._state.directory.add_node(node.node, node.host_id, node.segments[0].region)
+
+    def _removed(self, node: NodeId, block_hash: BlockHash, why: str) -> None:
+        state = self._state
+        match why:
+            case "cleared":
+                state.num_cleared += 1
+                state.metrics.cleared_blocks.inc()
+                reason = BlockRemoved(
+                    incarnation=state.incarnation, hash=block_hash, node=node, why="cleared"
+                )
+            case "evicted":
+                state.num_evicted += 1
+                state.metrics.evicted_blocks.inc()
+                reason = BlockRemoved(
+                    incarnation=state.incarnation, hash=block_hash, node=node, why="evicted"
+                )
+            case _:
+                reason = BlockRemoved(
+                    incarnation=state.incarnation, hash=block_hash, node=node, why="node_left"
+                )
+        state.out.publish(reason)
+
+    def _victims(self, member: Member) -> list[BlockHash]:
+        """From the high watermark down to the low one; none while leases of an earlier master may still run."""
+        state = self._state
+        pool = state.config.pool
+        if member.used_bytes >= pool.high_watermark * member.capacity_bytes:
+            member.is_evicting = True
+        surplus = member.used_bytes - int(pool.low_watermark * member.capacity_bytes)
+        if surplus <= 0:
+            member.is_evicting = False
+        now_s = state.now_s()
+        is_too_young = state.incarnation > 1 and now_s < state.started_s + pool.lease_s
+        if not member.is_evicting or is_too_young or now_s < member.next_eviction_s:
+            return []
+        hashes = state.directory.victims(
+            member.node.node, surplus, now_s=now_s, max_blocks=MAX_VICTIMS
+        )
+        if not hashes:
+            member.next_eviction_s = (
+                now_s + 0.1
+            )  # nothing may go now: do not search at every report
+        return hashes
+
+    # -- lookups -------------------------------------------------------------------------------------------------
+
+    def _match(self, message: Match) -> MatchReply:
+        return MatchReply(
+            locations=self._state.directory.match_prefix(
+                message.hashes,
+                now_s=self._state.now_s(),
+                lease_s=_lease_s(message.lease_ms),
+                near=message.near,
+            )
+        )
+
+    def _locate(self, message: Locate) -> LocateReply:
+        return LocateReply(
+            replicas=self._state.directory.locate(
+                message.hashes,
+                now_s=self._state.now_s(),
+                lease_s=_lease_s(message.lease_ms),
+            )
+        )
+
+    def _pass_on(self, call: Call, message: BadReplica) -> None:
+        member = self._state.membership.get(message.node)
+        if member is None:
+            raise NotFound(f"node {message.node} is not a member")
+        log.warning(
+            "bad replica node=%s block=%s why=%r",
+            message.node,
+            message.hash.hex()[:8],
+            message.why[:200],
+        )
+        if not self._state.out.notify(member, message):
+            raise Unavailable(f"node {message.node} cannot be reached")
+        call.reply(Ok())
+
+    def _list(self, message: ListBlocks) -> ListBlocksReply:
+        blocks, has_more = listing.list_blocks(
+            self._state.directory,
+            message.filter,
+            after=message.after,
+            limit=min(max(1, message.limit), MAX_PAGE),
+            now_s=self._state.now_s(),
+        )
+        return ListBlocksReply(blocks=blocks, has_more=has_more)
+
+    def _stat(self) -> CacheStatReply:
+        state = self._state
+        totals = listing.total(state.directory, now_s=state.now_s())
+        lookups = state.directory.lookups
+        nodes = [member for member in state.membership if member.state != "dead"]
+        return CacheStatReply(
+            num_blocks=totals.num_blocks,
+            num_replicas=totals.num_replicas,
+            used_bytes=sum(member.used_bytes for member in nodes),
+            capacity_bytes=sum(member.capacity_bytes for member in nodes),
+            num_leased=totals.num_leased,
+            num_lookups=lookups.num_lookups,
+            num_lookup_blocks=lookups.num_lookup_blocks,
+            num_hit_blocks=lookups.num_hit_blocks,
+            num_stored=state.num_stored,
+            num_evicted=state.num_evicted,
+            num_cleared=state.num_cleared,
+            blocks_by_model=totals.blocks_by_model,
+        )
+
+
+def _lease_s(lease_ms: int) -> float:
+    return min(max(0.0, lease_ms / 1000), MAX_LEASE_S)

@@ -1,0 +1,99 @@
+"""ClearBlocks: the nodes are told what to free; the answer waits until they reported it, or shortly before its time."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from daemons.core.errors import Exhausted
+from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.state import MasterState
+from daemons.protocol.block import ClearBlocks, ClearBlocksReply, FreeBlocks
+from daemons.rpc import Call, Timer
+from daemons.store import listing
+
+MAX_CLEARS = 16
+NOTICE_BLOCKS = 4096
+ANSWER_EARLY_S = 0.2
+"""So that the answer with what is left still arrives before the asker gives up."""
+
+
+@dataclass(slots=True)
+class _Clear:
+    call: Call
+    lengths: dict[tuple[NodeId, BlockHash], int]
+    """Replicas that are not freed yet, with their bytes."""
+    left_by_hash: dict[BlockHash, int]
+    timer: Timer | None = None
+    num_cleared: int = 0
+    cleared_bytes: int = 0
+    unreachable: set[NodeId] = field(default_factory=set)
+
+
+class Clearing:
+    """At most MAX_CLEARS at a time. Leases do not hold a clear back: readers verify, and an operator asked."""
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        self._clears: list[_Clear] = []
+
+    def start(self, call: Call, message: ClearBlocks) -> None:
+        if len(self._clears) >= MAX_CLEARS:
+            raise Exhausted(f"{MAX_CLEARS} clears are running; wait for one", retry_after_ms=1000)
+        state = self._state
+        found = listing.select_replicas(state.directory, message.filter, now_s=state.now_s())
+        clear = _Clear(call, {}, {})
+        for node, hashes in found.items():
+            for block_hash in hashes:
+                length = state.directory.length_on(node, block_hash)
+                clear.lengths[node, block_hash] = length
+                clear.left_by_hash[block_hash] = clear.left_by_hash.get(block_hash, 0) + 1
+        self._clears.append(clear)
+        for node, hashes in found.items():
+            self._tell(node, hashes)
+        if not clear.lengths:
+            self._finish(clear)
+            return
+        left_s = call.deadline_s - state.now_s() - ANSWER_EARLY_S
+        clear.timer = state.loop.call_later(max(0.05, left_s), self._finish, clear)
+
+    def on_freed(self, node: NodeId, hashes: Iterable[BlockHash]) -> set[BlockHash]:
+        """Which of these a clear had asked for."""
+        cleared: set[BlockHash] = set()
+        for clear in list(self._clears):
+            for block_hash in hashes:
+                length = clear.lengths.pop((node, block_hash), None)
+                if length is None:
+                    continue
+                cleared.add(block_hash)
+                clear.cleared_bytes += length
+                clear.left_by_hash[block_hash] -= 1
+                if clear.left_by_hash[block_hash] == 0:
+                    del clear.left_by_hash[block_hash]
+                    clear.num_cleared += 1
+            if not clear.lengths:
+                self._finish(clear)
+        return cleared
+
+    def close(self) -> None:
+        for clear in list(self._clears):
+            self._finish(clear)
+
+    def _tell(self, node: NodeId, hashes: list[BlockHash]) -> None:
+        member = self._state.membership.get(node)
+        if member is None:
+            return
+        for start in range(0, len(hashes), NOTICE_BLOCKS):
+            self._state.out.notify(member, FreeBlocks(hashes=hashes[start : start + NOTICE_BLOCKS]))
+
+    def _finish(self, clear: _Clear) -> None:
+        if clear not in self._clears:
+            return
+        self._clears.remove(clear)
+        if clear.timer is not None:
+            clear.timer.cancel()
+        clear.call.reply(
+            ClearBlocksReply(
+                num_cleared=clear.num_cleared,
+                num_left=len(clear.left_by_hash),
+                cleared_bytes=clear.cleared_bytes,
+            )
+        )

@@ -1,0 +1,79 @@
+"""One handler for all that arrives: by noun to the file that owns it."""
+
+from typing import assert_never
+
+from daemons.core.errors import ProtocolError
+from daemons.mc_master.blocks import BlockHandlers
+from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.requests import RequestHandlers
+from daemons.mc_master.state import MasterState
+from daemons.protocol.base import Ping
+from daemons.protocol.block import (
+    BadReplica,
+    CacheStat,
+    ClearBlocks,
+    ListBlocks,
+    Locate,
+    Match,
+    Put,
+    Report,
+)
+from daemons.protocol.node import Beat, Hello, Join, Leave, ListModels, ListNodes
+from daemons.protocol.request import (
+    Cancel,
+    DataProbe,
+    Generate,
+    ListRequests,
+    Prefill,
+    Pulled,
+    RequestDone,
+    Schedule,
+)
+from daemons.rpc import Call
+
+
+class Handlers:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        self.membership = MembershipHandlers(state)
+        self.blocks = BlockHandlers(state, self.membership)
+        self.requests = RequestHandlers(state, self.membership)
+
+    def handle(self, call: Call) -> None:
+        message = call.message
+        match message:
+            case Schedule() | RequestDone() | ListRequests():
+                self.requests.handle(call, message)
+            case Join() | Beat() | Leave() | ListNodes() | ListModels():
+                self.membership.handle(call, message)
+            case (
+                Report()
+                | Match()
+                | Locate()
+                | BadReplica()
+                | ListBlocks()
+                | ClearBlocks()
+                | CacheStat()
+            ):
+                self.blocks.handle(call, message)
+            case (
+                Put()
+                | Prefill()
+                | Pulled()
+                | Generate()
+                | Cancel()
+                | DataProbe()
+                | Hello()
+                | Ping()
+            ):
+                raise ProtocolError(f"mc-master does not serve {type(message).__name__}")
+            case _:
+                assert_never(message)
+
+    def tick(self) -> None:
+        """Once per beat interval."""
+        self.membership.tick()
+        self.blocks.tick()
+        self.requests.tick()

@@ -1,0 +1,174 @@
+"""Join, Beat, Leave, ListNodes, ListModels, and what follows when a node comes, goes or falls silent."""
+
+import logging
+from typing import assert_never
+
+from daemons.conductor.membership import Member, Transition
+from daemons.core.ids import NodeId
+from daemons.mc_master.state import MasterState
+from daemons.protocol.base import Ok
+from daemons.protocol.node import (
+    Beat,
+    Join,
+    JoinReply,
+    Leave,
+    ListedNode,
+    ListModels,
+    ListModelsReply,
+    ListNodes,
+    ListNodesReply,
+    ModelDescription,
+    NodeJoined,
+    NodeLeft,
+)
+from daemons.rpc import Call
+
+log = logging.getLogger(__name__)
+
+MembershipRequest = Join | Beat | Leave | ListNodes | ListModels
+FORGIVEN_TICKS = 4
+"""After a stall of ours, time for peers to connect again before silence counts."""
+
+
+class MembershipHandlers:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        self._num_forgiven = 0
+        self._last_tick_s = state.now_s()
+
+    def handle(self, call: Call, message: MembershipRequest) -> None:
+        match message:
+            case Join():
+                self._join(call, message)
+            case Beat():
+                self._beat(call, message)
+            case Leave():
+                self._leave(call, message)
+            case ListNodes():
+                self._list_nodes(call)
+            case ListModels():
+                call.reply(ListModelsReply(models=self._models()))
+            case _:
+                assert_never(message)
+
+    def tick(self) -> None:
+        """Once per beat interval."""
+        now_s = self._state.now_s()
+        interval_s = self._state.config.membership.beat_interval_s
+        late_s, self._last_tick_s = now_s - self._last_tick_s - interval_s, now_s
+        if late_s > interval_s:
+            log.warning("this process did not run seconds=%.1f; nobody is expired for it", late_s)
+            self._num_forgiven = FORGIVEN_TICKS
+        if self._num_forgiven > 0:
+            self._num_forgiven -= 1
+            self._state.membership.forgive()
+        for transition in self._state.membership.tick():
+            self._on_transition(transition)
+
+    def hear(self, call: Call, node: NodeId, epoch: int) -> Member:
+        """Any message of a member is a sign of life. Raises Unavailable("join again")."""
+        member, transition = self._state.membership.hear(
+            node, epoch, peer=call.peer, now_s=self._state.now_s()
+        )
+        if transition is not None:
+            self._on_transition(transition)
+        return member
+
+    def _join(self, call: Call, message: Join) -> None:
+        state = self._state
+        node = message.node
+        if message.incarnation_seen > state.incarnation:
+            # Not obeyed and not admitted: whatever we believe is older than what the cluster knows.
+            state.out.step_down(message.incarnation_seen)
+            return
+        now_s = state.now_s()
+        earlier = state.membership.join(node, peer=call.peer, now_s=now_s)
+        is_new = earlier is None or earlier.node.epoch != node.epoch or earlier.state == "dead"
+        if earlier is not None and is_new and earlier.state != "dead":
+            self._gone(earlier, "replaced by a new process")
+        # A joining node announces from nothing, so nothing that it freed unheard can stay.
+        if node.segments:
+            state.directory.add_node(node.node, node.host_id, node.segments[0].region)
+        else:
+            state.directory.drop_node(node.node)
+        interval_ms = int(state.config.membership.beat_interval_s * 1000)
+        call.reply(JoinReply(incarnation=state.incarnation, beat_interval_ms=interval_ms))
+        if is_new:
+            log.info("node joined node=%s role=%s at=%s", node.node, node.role, node.control)
+            state.out.publish(NodeJoined(node=node.node, role=node.role))
+
+    def _beat(self, call: Call, message: Beat) -> None:
+        member = self.hear(call, message.node, message.epoch)
+        if message.load is not None:
+            now_s = self._state.now_s()
+            member.load, member.load_s = message.load, now_s
+            self._state.workload.hear(message.node, message.load, now_s=now_s)
+        call.reply(Ok())
+
+    def _leave(self, call: Call, message: Leave) -> None:
+        member = self._state.membership.leave(message.node, message.epoch)
+        call.reply(Ok())
+        if member is not None and member.state != "dead":
+            self._gone(member, "left")
+
+    def _list_nodes(self, call: Call) -> None:
+        state = self._state
+        now_s = state.now_s()
+        nodes = [
+            ListedNode(
+                node=member.node,
+                state=member.state,
+                load=member.load,
+                used_bytes=member.used_bytes,
+                capacity_bytes=member.capacity_bytes,
+                num_blocks=state.directory.num_blocks_on(member.node.node),
+                joined_s=now_s - member.joined_s,
+                last_beat_s=now_s - member.heard_s,
+            )
+            for member in state.membership
+        ]
+        call.reply(
+            ListNodesReply(incarnation=state.incarnation, nodes=nodes, master=state.description)
+        )
+
+    def _models(self) -> list[ModelDescription]:
+        """One entry per model and namespace that a live prefill or decode instance serves, in order of name."""
+        models: dict[tuple[str, bytes], ModelDescription] = {}
+        for member in self._state.membership:
+            model = member.node.model
+            if model is not None and member.state != "dead":
+                models.setdefault((model.name, model.namespace), model)
+        return [models[key] for key in sorted(models)]
+
+    def _on_transition(self, transition: Transition) -> None:
+        member = transition.member
+        node = member.node.node
+        match transition.change:
+            case "suspect":
+                log.warning("node suspect node=%s missed_beats=%d", node, member.missed_beats)
+                self._state.directory.set_suspect(node, True)
+            case "alive":
+                log.info("node alive again node=%s", node)
+                self._state.directory.set_suspect(node, False)
+            case "dead":
+                self._gone(member, f"dead: {member.missed_beats} beats missed")
+            case "forgotten":
+                log.info("node forgotten node=%s", node)
+            case _:
+                assert_never(transition.change)
+
+    def _gone(self, member: Member, why: str) -> None:
+        """This life of the node has ended: what it held and what was planned on it is void."""
+        state = self._state
+        node = member.node.node
+        num_replicas = state.directory.drop_node(node)
+        works = state.workload.drop_node(node, now_s=state.now_s())
+        for work in works:
+            state.requests.fail(work.request_id, f"node {node} is gone ({why})")
+        member.used_bytes = 0
+        log.info(
+            "node gone node=%s why=%r replicas=%d requests=%d", node, why, num_replicas, len(works)
+        )
+        state.out.publish(NodeLeft(node=node, role=member.node.role, why=why))

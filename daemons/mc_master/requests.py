@@ -1,0 +1,260 @@
+"""Schedule, RequestDone, ListRequests: matches the prefix, asks the Conductor, keeps account of what was promised."""
+
+import logging
+from typing import assert_never
+
+from daemons.conductor.latency import measured
+from daemons.conductor.membership import Member
+from daemons.conductor.placement import Placement, place
+from daemons.conductor.put_placement import PutNode, choose_put_target
+from daemons.conductor.view import ClusterView, InstanceRole, InstanceView, Option, PlacementRequest
+from daemons.conductor.workload import Work
+from daemons.core.errors import McError, ProtocolError, Unavailable, family_of
+from daemons.core.ids import NodeId
+from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.state import MasterState
+from daemons.protocol.base import Ok
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.node import ModelDescription, Role
+from daemons.protocol.request import (
+    Candidate,
+    InstanceAddress,
+    ListRequests,
+    ListRequestsReply,
+    Plan,
+    PutTarget,
+    RequestDone,
+    Schedule,
+)
+from daemons.rpc import Call
+
+log = logging.getLogger(__name__)
+
+RequestMessage = Schedule | RequestDone | ListRequests
+SETTLE_BEATS = 4
+"""How long after a restart a model that nobody serves yet may still be one whose nodes are joining."""
+MAX_CANDIDATES = 32
+MAX_TOKENS = 1 << 31
+_INSTANCE_ROLES: dict[Role, InstanceRole] = {"prefill": "prefill", "decode": "decode"}
+
+
+class RequestHandlers:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState, membership: MembershipHandlers) -> None:
+        self._state = state
+        self._membership = membership
+
+    def handle(self, call: Call, message: RequestMessage) -> None:
+        match message:
+            case Schedule():
+                self._schedule(call, message)
+            case RequestDone():
+                self._done(message)
+                call.reply(Ok())
+            case ListRequests():
+                now_s = self._state.now_s()
+                requests = self._state.requests.newest(message.limit, now_s=now_s)
+                call.reply(ListRequestsReply(requests=requests))
+            case _:
+                assert_never(message)
+
+    def tick(self) -> None:
+        """Forget what never ended."""
+        for work in self._state.workload.expire(now_s=self._state.now_s()):
+            self._state.requests.fail(work.request_id, "its end was never reported")
+
+    # -- plans ---------------------------------------------------------------------------------------------------
+
+    def _schedule(self, call: Call, message: Schedule) -> None:
+        _check(message)
+        state = self._state
+        began_s = state.now_s()
+        rows = state.directory.find_prefix(message.hashes, now_s=began_s)
+        request = self._request(message, rows, began_s)
+        try:
+            placement = place(self._view(began_s), request, state.tuning)
+        except McError as error:
+            state.metrics.rejections.labels(family_of(error)).inc()
+            raise self._explained(error) from None
+        block_tokens = self._block_tokens(placement)
+        matched = state.directory.take(
+            rows[: placement.matched_tokens // block_tokens],
+            len(message.hashes),
+            now_s=began_s,
+            lease_s=state.config.pool.lease_s,
+            near=placement.prefill.host_id,
+        )
+        plan = self._plan(message, placement, matched)
+        call.reply(plan)
+        self._account(message, placement, plan, began_s)
+        state.metrics.plan_seconds.observe(state.now_s() - began_s)
+
+    def _request(self, message: Schedule, rows: list[int], now_s: float) -> PlacementRequest:
+        """Hashes become tokens by the block size of the model, the same for all of its instances that can share KV."""
+        state = self._state
+        model = self._model(message.model)
+        block_tokens = model.block_tokens if model is not None else 1
+        context = model.max_context_tokens if model is not None else MAX_TOKENS
+        local = state.directory.leading_by_host(rows, now_s=now_s) if rows else {}
+        return PlacementRequest(
+            request_id=message.request_id,
+            model=message.model,
+            num_prompt_tokens=message.num_prompt_tokens,
+            max_tokens=max(1, min(message.max_tokens, context - message.num_prompt_tokens)),
+            matched_tokens=len(rows) * block_tokens,
+            local_tokens={host: count * block_tokens for host, count in local.items()},
+            exclude=frozenset(message.exclude),
+        )
+
+    def _view(self, now_s: float) -> ClusterView:
+        return ClusterView(
+            tuple(
+                view
+                for member in self._state.membership
+                if (view := self._instance(member, now_s)) is not None
+            )
+        )
+
+    def _instance(self, member: Member, now_s: float) -> InstanceView | None:
+        node, model = member.node, member.node.model
+        role = _INSTANCE_ROLES.get(node.role)
+        if model is None or role is None:
+            return None
+        workload = self._state.workload
+        cost = measured(member.load)
+        if role == "prefill":
+            queue_s = workload.prefill_queue_s(node.node, member.load, cost, now_s=now_s)
+        else:
+            queue_s = workload.decode_wait_s(node.node, node.capacity_tokens, now_s=now_s)
+        return InstanceView(
+            node=node.node,
+            role=role,
+            host_id=node.host_id,
+            state=member.state,
+            model=model.name,
+            namespace=model.namespace,
+            cost=cost,
+            queue_s=queue_s,
+            num_requests=workload.num_requests(node.node, member.load),
+            capacity_tokens=node.capacity_tokens,
+            reserved_tokens=workload.reserved_tokens(node.node),
+            last_chosen=member.last_chosen,
+            is_reuse_safe=model.is_reuse_safe,
+        )
+
+    def _plan(self, message: Schedule, placement: Placement, matched: list[BlockLocation]) -> Plan:
+        options = (*placement.prefill_options, *placement.decode_options)
+        return Plan(
+            request_id=message.request_id,
+            incarnation=self._state.incarnation,
+            prefill=self._address(placement.prefill.node),
+            decode=self._address(placement.decode.node),
+            matched=matched,
+            put_target=self._put_target(placement, message.exclude),
+            predicted_ttft_s=placement.predicted_ttft_s,
+            candidates=[_candidate(option) for option in options[:MAX_CANDIDATES]],
+            policy=placement.policy,
+        )
+
+    def _put_target(self, placement: Placement, exclude: list[NodeId]) -> PutTarget | None:
+        nodes = [
+            PutNode(
+                node=member.node.node,
+                host_id=member.node.host_id,
+                state=member.state,
+                used_bytes=member.used_bytes,
+                capacity_bytes=member.capacity_bytes,
+                last_chosen=member.last_chosen,
+            )
+            for member in self._state.membership
+            if member.node.segments and member.node.node not in exclude
+        ]
+        chosen = choose_put_target(
+            nodes, near=placement.prefill.host_id, full=self._state.config.pool.high_watermark
+        )
+        if chosen is None:
+            return None
+        return PutTarget(node=chosen, control=self._member(chosen).node.control)
+
+    def _account(self, message: Schedule, placement: Placement, plan: Plan, now_s: float) -> None:
+        state = self._state
+        state.num_plans += 1
+        for node in (plan.prefill.node, plan.decode.node):
+            self._member(node).last_chosen = state.num_plans
+        if plan.put_target is not None:
+            self._member(plan.put_target.node).last_chosen = state.num_plans
+        state.workload.add(
+            Work(
+                request_id=message.request_id,
+                prefill=placement.prefill.node,
+                decode=placement.decode.node,
+                prefill_s=placement.prefill_work_s,
+                num_tokens=message.num_prompt_tokens + message.max_tokens,
+                decode_s=placement.step_s * message.max_tokens,
+                started_s=now_s,
+            )
+        )
+        matched_tokens = placement.matched_tokens if plan.matched else 0
+        state.requests.add(message, plan, num_matched_tokens=matched_tokens, now_s=now_s)
+        state.metrics.plans.labels(placement.policy).inc()
+
+    def _done(self, message: RequestDone) -> None:
+        state = self._state
+        state.workload.remove(message.request_id, now_s=state.now_s())
+        request = state.requests.finish(message)
+        if request is not None and request.actual_ttft_s is not None:
+            error_s = abs(request.actual_ttft_s - request.predicted_ttft_s)
+            state.metrics.prediction_error_seconds.observe(error_s)
+
+    # -- small things --------------------------------------------------------------------------------------------
+
+    def _explained(self, error: McError) -> McError:
+        """After a restart, nobody who serves a model yet may mean that its nodes have not joined again yet."""
+        state = self._state
+        settle_s = SETTLE_BEATS * state.config.membership.beat_interval_s
+        age_s = state.now_s() - state.started_s
+        if family_of(error) == "not_found" and age_s < settle_s:
+            return Unavailable(
+                f"{error.message}; this master is {age_s:.1f} s old, nodes are still joining",
+                retry_after_ms=500,
+            )
+        return error
+
+    def _member(self, node: NodeId) -> Member:
+        member = self._state.membership.get(node)
+        assert member is not None, "a plan names members"
+        return member
+
+    def _address(self, node: NodeId) -> InstanceAddress:
+        description = self._member(node).node
+        return InstanceAddress(node=node, control=description.control, host_id=description.host_id)
+
+    def _model(self, name: str) -> ModelDescription | None:
+        for member in self._state.membership:
+            if member.node.model is not None and member.node.model.name == name:
+                return member.node.model
+        return None
+
+    def _block_tokens(self, placement: Placement) -> int:
+        model = self._member(placement.prefill.node).node.model
+        assert model is not None, "an instance has a model"
+        return model.block_tokens
+
+
+def _check(message: Schedule) -> None:
+    if not 0 < message.num_prompt_tokens < MAX_TOKENS or not 0 <= message.max_tokens < MAX_TOKENS:
+        raise ProtocolError(
+            f"num_prompt_tokens {message.num_prompt_tokens} or max_tokens {message.max_tokens} is out of range"
+        )
+
+
+def _candidate(option: Option) -> Candidate:
+    return Candidate(
+        node=option.node,
+        queue_s=option.queue_s,
+        load_s=option.load_s,
+        prefill_s=option.prefill_s,
+        total_s=option.total_s,
+        matched_tokens=option.matched_tokens,
+    )

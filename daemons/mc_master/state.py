@@ -1,0 +1,60 @@
+"""What the handlers share: the tables, the clock, and the three ways out (events, notices, the end of this master)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from daemons.conductor.membership import Member, Membership
+from daemons.conductor.prefill_placement import Tuning
+from daemons.conductor.request_log import RequestLog
+from daemons.conductor.workload import Workload
+from daemons.config.mc_master import MasterConfig
+from daemons.core.ids import Incarnation
+from daemons.mc_master.metrics import MasterMetrics
+from daemons.protocol.base import Message
+from daemons.protocol.node import NodeDescription
+from daemons.rpc import Loop
+from daemons.store.directory import Directory
+
+
+@dataclass(slots=True)
+class Outlets:
+    """Effects on the world. `notify` tells one member something, False when it cannot be reached."""
+
+    publish: Callable[[Message], object]
+    notify: Callable[[Member, Message], bool]
+    step_down: Callable[[int], object]
+    """A master of this higher incarnation lived: end this one."""
+
+
+@dataclass(slots=True)
+class MasterState:
+    config: MasterConfig
+    incarnation: Incarnation
+    description: NodeDescription
+    loop: Loop
+    out: Outlets
+    metrics: MasterMetrics
+    membership: Membership
+    directory: Directory
+    workload: Workload
+    requests: RequestLog
+    started_s: float
+    num_evicted: int = 0
+    num_cleared: int = 0
+    num_stored: int = 0
+    num_plans: int = 0
+    """Also the serial number of the last plan."""
+    tuning: Tuning = field(default_factory=Tuning)
+
+    def now_s(self) -> float:
+        return self.loop.clock()
+
+
+def tuning_of(config: MasterConfig) -> Tuning:
+    section = config.conductor
+    return Tuning(
+        policy=section.policy,
+        seed=section.seed,
+        balancing_threshold=section.balancing_threshold,
+        max_queue_s=section.max_queue_s,
+    )
