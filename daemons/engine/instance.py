@@ -1,12 +1,15 @@
 """A model ready to serve: the runner over a KV arena that peers can read, its generations, what it says of itself.
 
-The arena is one shared mapping, registered once. A slot's generation word guards every byte of it: `release` raises
-the word before the slot can be given to another sequence, so a late reader never trusts what it read.
+The arena, or on an accelerator its host twin (staging.py), is one shared mapping, registered once. A slot's
+generation word guards every byte of it: `release` raises the word before the slot can be given to another sequence,
+so a late reader never trusts what it read.
 """
 
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from daemons.config.common import EngineSection, ModelSection, size_bytes
 from daemons.core.errors import ConfigError
@@ -16,6 +19,7 @@ from daemons.engine.fingerprint import NamespaceParts, model_fingerprint, namesp
 from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.runner import Runner, read_geometry
+from daemons.engine.staging import Staging
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.segment import RegionRef, Source, Strided
 from daemons.transfer import (
@@ -38,6 +42,7 @@ class Instance:
     region: RegionRef
     generations: GenerationTable
     arena: KvArena
+    staging: Staging
     runner: Runner
     model: ModelDescription
     canary: CanaryResult
@@ -96,6 +101,7 @@ def open_instance(model: ModelSection, engine: EngineSection, transfer: Transfer
         raise ConfigError(
             f"`model.path`: {model.path} is no directory; `mcctl model fetch` gets a small model"
         )
+    _check_device(engine.device)
     geometry = read_geometry(model_dir, engine.dtype, engine.block_tokens)
     capacity_tokens = size_bytes(engine.kv_memory, "engine.kv_memory") // geometry.bytes_per_token
     capacity_tokens -= capacity_tokens % CHUNK_TOKENS
@@ -107,13 +113,34 @@ def open_instance(model: ModelSection, engine: EngineSection, transfer: Transfer
     memory = allocate_shared("mooncake-kv", KvArena.arena_bytes(geometry, capacity_tokens))
     region = transfer.register(memory)
     generations = GenerationTable(transfer, engine.max_sequences)
-    arena = KvArena(geometry, capacity_tokens, memory.view, num_sequences=engine.max_sequences)
+    is_host = engine.device == "cpu"
+    arena = KvArena(
+        geometry,
+        capacity_tokens,
+        memory.view if is_host else None,
+        num_sequences=engine.max_sequences,
+        device=engine.device,
+    )
+    staging = Staging(arena, memory.view, is_same=is_host)
     runner = Runner(model_dir, arena, threads=engine.threads, device=engine.device)
     canary = run_canary(runner)
     if not canary.reuse_equal:
         log.warning("KV reuse is off here why=%s", canary.reason)
     description = _describe(model, engine, runner, canary)
-    return Instance(transfer, memory, region, generations, arena, runner, description, canary)
+    return Instance(
+        transfer, memory, region, generations, arena, staging, runner, description, canary
+    )
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    kind, _, number = device.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 0
+    if not (number or "0").isdigit() or int(number or 0) >= count:
+        raise ConfigError(
+            f'`engine.device`: {device!r} is not here (CUDA devices found: {count}); use "cpu" or "cuda:N"'
+        )
 
 
 def _describe(

@@ -93,6 +93,7 @@ class EngineThread:
     def _start(self, request: Request) -> None:
         assert request.slot is not None, "it joins with its KV"
         message, sampling = request.message, request.message.sampling
+        self._instance.staging.upload(request.slot, 0, request.num_prompt_tokens)
         eos = () if sampling.ignore_eos else self._instance.model.eos_token_ids
         self._requests[message.request_id] = request
         self._batch.join(
@@ -121,6 +122,8 @@ class EngineThread:
         ]
         for sequence in step:
             if sequence.finish is not None:
+                staging = self._instance.staging
+                staging.download(sequence.slot, sequence.num_prompt_tokens - 1, sequence.position)
                 del self._requests[sequence.request_id]
         self._callbacks.stepped(steps, elapsed_s)
 

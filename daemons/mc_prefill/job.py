@@ -80,9 +80,13 @@ class JobHooks:
         self.wait_s += time.monotonic() - began_s
         if good * load.block_tokens < self.start:
             raise PrefixShrank("a reused block is gone or damaged")
+        if self.job.slot is not None:
+            self.instance.staging.upload(self.job.slot, 0, self.start, layer)
 
     def after_layer(self, layer: int, start: int, end: int) -> None:
         geometry = self.instance.geometry
+        if self.job.slot is not None:
+            self.instance.staging.download(self.job.slot, start, end, layer)
         is_last = layer == geometry.num_layers - 1
         group_bytes = (layer - self._first_layer + 1) * geometry.layer_bytes(end - start)
         if is_last or group_bytes >= self.min_group_bytes:
