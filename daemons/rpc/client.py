@@ -253,6 +253,7 @@ class Channel:
             self._connect_timer.cancel()
         if self._monitor is not None:
             self.loop.remove_reader(self._monitor)
+            self._monitor.close(0)
         if self._socket is not None:
             self.loop.remove_reader(self._socket)
             self._socket.disable_monitor()
@@ -293,6 +294,7 @@ class SyncClient:
         """Parts as they come, then the reply. Leaving early forgets the request."""
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         got = _Outcome()
+        self.loop.run_once(0.0)  # hear now of a loss that happened while nobody turned the loop
         pending = self.channel.request(
             message, timeout_s=wait_s, on_reply=got.replies.append, on_part=got.parts.append
         )

@@ -1,0 +1,689 @@
+"""A real mc-master process with a scripted node: membership, blocks, plans, crash, stop and continue."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemons.core.errors import McError, NotFound, Rejected, Unavailable
+from daemons.core.ids import BlockHash, Epoch, HostId, NodeId, RequestId
+from daemons.protocol.block import (
+    BadReplica,
+    BlockFilter,
+    BlockMeta,
+    CacheStat,
+    CacheStatReply,
+    ClearBlocks,
+    ClearBlocksReply,
+    FreeBlocks,
+    ListBlocks,
+    ListBlocksReply,
+    Locate,
+    LocateReply,
+    Match,
+    MatchReply,
+    Report,
+    ReportReply,
+    SealedBlock,
+)
+from daemons.protocol.messages import Notice, Reply
+from daemons.protocol.node import (
+    Hello,
+    HelloReply,
+    InstanceLoad,
+    Join,
+    Leave,
+    ListModels,
+    ListModelsReply,
+    ListNodes,
+    ListNodesReply,
+    ModelDescription,
+    NodeDescription,
+    Role,
+    SegmentDescription,
+)
+from daemons.protocol.prefix_hash import block_hashes, root_hash
+from daemons.protocol.request import (
+    ListRequests,
+    ListRequestsReply,
+    Plan,
+    RequestDone,
+    Schedule,
+    Timing,
+)
+from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.rpc import Loop, Subscriber, SyncClient
+from daemons.service.master_link import MasterLink
+
+pytestmark = pytest.mark.timeout(60)
+NAMESPACE = b"n" * 16
+BLOCK_BYTES = 1000
+CAPACITY_BYTES = 100_000
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class MasterProcess:
+    directory: Path
+    port: int = field(default_factory=free_port)
+    events_port: int = field(default_factory=free_port)
+    metrics_port: int = field(default_factory=free_port)
+    extra: str = ""
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "mc-master.toml"
+
+    def write_config(self) -> None:
+        self.config.write_text(
+            f"""
+[node]
+listen = "{self.endpoint}"
+events = "tcp://127.0.0.1:{self.events_port}"
+metrics = "127.0.0.1:{self.metrics_port}"
+state_dir = "{self.directory / "state"}"
+{self.extra}
+"""
+        )
+
+    def start(self) -> "MasterProcess":
+        self.write_config()
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "daemons.mc_master", "--config", str(self.config)],
+                stderr=log,
+                cwd=Path(__file__).parents[2],
+            )
+        deadline_s = time.monotonic() + 15
+        while time.monotonic() < deadline_s:
+            assert self.process.poll() is None, self.log()
+            try:
+                with SyncClient(self.endpoint, 1.0) as client:
+                    client.request(Hello())
+            except McError:
+                time.sleep(0.05)
+            else:
+                return self
+        raise AssertionError(f"the master did not start: {self.log()}")
+
+    def send(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(10)
+
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[MasterProcess]:
+    running = MasterProcess(tmp_path)
+    running.start()
+    yield running
+    if running.process is not None and running.process.poll() is None:
+        running.process.send_signal(signal.SIGCONT)
+        running.process.kill()
+        running.process.wait(10)
+
+
+@pytest.fixture
+def client(master: MasterProcess) -> Iterator[SyncClient]:
+    with SyncClient(master.endpoint, 5.0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    running = Loop()
+    yield running
+    running.close()
+
+
+def address(host: str = "host") -> DataAddress:
+    return DataAddress(host_id=HostId(host), unix_path="/run/x", tcp="127.0.0.1:1", epoch=Epoch(1))
+
+
+def model(name: str = "tiny", namespace: bytes = NAMESPACE) -> ModelDescription:
+    return ModelDescription(
+        name=name,
+        namespace=namespace,
+        dtype="float32",
+        block_tokens=16,
+        chunk_tokens=64,
+        max_context_tokens=4096,
+        num_layers=2,
+        num_kv_heads=1,
+        head_dim=8,
+        vocab_size=100,
+        eos_token_ids=[0],
+        is_reuse_safe=True,
+    )
+
+
+def describe(
+    node: str, role: Role, *, epoch: int = 1, served: ModelDescription | None = None
+) -> NodeDescription:
+    region = RegionRef(address=address(), region_id=1, size_bytes=CAPACITY_BYTES)
+    segment = SegmentDescription(region=region, path="/dev/shm/x", capacity_bytes=CAPACITY_BYTES)
+    return NodeDescription(
+        node=NodeId(node),
+        role=role,
+        host="localhost",
+        host_id=HostId("host"),
+        epoch=Epoch(epoch),
+        control=f"tcp://127.0.0.1:1/{node}",
+        pid=1,
+        software="test",
+        data=address(),
+        segments=[segment] if role == "cachenode" else [],
+        model=served,
+        capacity_tokens=8192 if role == "decode" else 0,
+    )
+
+
+def chain(num_blocks: int, seed: int = 0) -> list[BlockHash]:
+    tokens = [seed * 1000 + index for index in range(num_blocks * 16)]
+    return block_hashes(NAMESPACE, tokens, 16)
+
+
+def sealed(hashes: list[BlockHash]) -> list[SealedBlock]:
+    parents = [root_hash(NAMESPACE), *hashes]
+    return [
+        SealedBlock(
+            meta=BlockMeta(
+                hash=block_hash,
+                parent=parents[depth],
+                namespace=NAMESPACE,
+                depth=depth,
+                num_tokens=16,
+                model="tiny",
+            ),
+            offset=depth * BLOCK_BYTES,
+            length=BLOCK_BYTES,
+            trailer_bytes=40,
+            version=1,
+            seal_checksum=7,
+            num_layers=2,
+        )
+        for depth, block_hash in enumerate(hashes)
+    ]
+
+
+class ScriptedNode:
+    """A node with the real MasterLink; a cache node keeps a list of blocks, announces it, and frees when told."""
+
+    def __init__(self, loop: Loop, master: MasterProcess, description: NodeDescription) -> None:
+        self.loop = loop
+        self.description = description
+        self.blocks: dict[BlockHash, SealedBlock] = {}
+        self.sequence = 0
+        self.num_joins = 0
+        self.notices: list[Notice] = []
+        self.replies: list[Reply | McError] = []
+        self.obeys = True
+        self.link = MasterLink(
+            loop,
+            master.endpoint,
+            lambda: self.description,
+            load=lambda: InstanceLoad() if description.model else None,
+            on_joined=self.on_joined,
+            on_notice=self.on_notice,
+        )
+
+    def on_joined(self, _incarnation: int) -> None:
+        self.num_joins += 1
+        self.sequence = 0
+        if self.description.segments:
+            self.report(list(self.blocks.values()), [])
+
+    def on_notice(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        if isinstance(notice, FreeBlocks) and self.obeys:
+            self.free(notice.hashes)
+
+    def seal(self, hashes: list[BlockHash]) -> None:
+        new = sealed(hashes)
+        self.blocks.update({block.meta.hash: block for block in new})
+        self.report(new, [])
+
+    def free(self, hashes: list[BlockHash]) -> None:
+        for block_hash in hashes:
+            self.blocks.pop(block_hash, None)
+        self.report([], hashes)
+
+    def report(self, new: list[SealedBlock], freed: list[BlockHash]) -> None:
+        message = Report(
+            node=self.description.node,
+            epoch=self.description.epoch,
+            sequence=self.sequence,
+            sealed=new,
+            freed=freed,
+            used_bytes=BLOCK_BYTES * len(self.blocks),
+            capacity_bytes=CAPACITY_BYTES,
+        )
+        self.sequence += 1
+        self.link.channel.request(message, timeout_s=2.0, on_reply=self.on_report_reply)
+
+    def on_report_reply(self, reply: Reply | McError) -> None:
+        self.replies.append(reply)
+        if isinstance(reply, ReportReply) and self.obeys:
+            if reply.announce:
+                self.sequence = 0
+                self.report(list(self.blocks.values()), [])
+            elif reply.victims:
+                self.free(reply.victims)
+
+    def close(self) -> None:
+        self.link.close()
+
+
+@pytest.fixture
+def nodes(loop: Loop, master: MasterProcess) -> Iterator[Callable[[NodeDescription], ScriptedNode]]:
+    made: list[ScriptedNode] = []
+
+    def make(description: NodeDescription) -> ScriptedNode:
+        made.append(ScriptedNode(loop, master, description))
+        assert loop.run_until(lambda: made[-1].link.is_joined, 5), master.log()
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+Make = Callable[[NodeDescription], ScriptedNode]
+
+
+def trio(nodes: Make) -> tuple[ScriptedNode, ScriptedNode, ScriptedNode]:
+    return (
+        nodes(describe("c0", "cachenode")),
+        nodes(describe("p0", "prefill", served=model())),
+        nodes(describe("d0", "decode", served=model())),
+    )
+
+
+def schedule(hashes: list[BlockHash], *, request_id: str = "r1", **more: object) -> Schedule:
+    asked = Schedule(
+        request_id=RequestId(request_id),
+        model="tiny",
+        num_prompt_tokens=len(hashes) * 16 + 1,
+        max_tokens=8,
+        hashes=hashes,
+    )
+    return msgspec.structs.replace(asked, **more)
+
+
+def ask(client: SyncClient, loop: Loop, message: object, kind: type[Reply]) -> Reply:
+    """Ask while the scripted nodes' loop keeps turning."""
+    got: list[Reply | McError] = []
+    client.loop.run_once(0.0)
+    client.channel.request(message, timeout_s=5.0, on_reply=got.append)  # type: ignore[arg-type]
+    deadline_s = time.monotonic() + 6
+    while not got and time.monotonic() < deadline_s:
+        client.loop.run_once(0.005)
+        loop.run_once(0.005)
+    if isinstance(got[0], McError):
+        raise got[0]
+    assert isinstance(got[0], kind)
+    return got[0]
+
+
+def wait_blocks(client: SyncClient, loop: Loop, count: int, timeout_s: float = 5) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        stat = ask(client, loop, CacheStat(), CacheStatReply)
+        if stat.num_blocks == count:  # type: ignore[union-attr]
+            return
+        assert time.monotonic() < deadline_s, stat
+
+
+def states(client: SyncClient, loop: Loop) -> dict[str, str]:
+    reply = ask(client, loop, ListNodes(), ListNodesReply)
+    assert isinstance(reply, ListNodesReply)
+    return {listed.node.node: listed.state for listed in reply.nodes}
+
+
+def test_plan_names_the_pair_the_match_and_where_to_put(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache, _, _ = trio(nodes)
+    hashes = chain(8)
+    cache.seal(hashes[:6])
+    wait_blocks(client, loop, 6)
+    plan = ask(client, loop, schedule(hashes), Plan)
+    assert isinstance(plan, Plan)
+    assert (plan.prefill.node, plan.decode.node) == ("p0", "d0")
+    assert [location.hash for location in plan.matched] == hashes[:6]
+    assert plan.matched[3].offset == 3 * BLOCK_BYTES
+    assert plan.put_target is not None
+    assert plan.put_target.node == "c0"
+    assert plan.incarnation == 1
+    assert {candidate.node for candidate in plan.candidates} == {"p0", "d0"}
+    stat = ask(client, loop, CacheStat(), CacheStatReply)
+    assert isinstance(stat, CacheStatReply)
+    assert (stat.num_leased, stat.num_hit_blocks, stat.num_lookup_blocks) == (6, 6, 8)
+    assert stat.blocks_by_model == {"tiny": 6}
+
+
+def test_request_log_holds_prediction_and_outcome(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    trio(nodes)
+    ask(client, loop, schedule(chain(2)), Plan)
+    client.request(
+        RequestDone(
+            request_id=RequestId("r1"),
+            node=NodeId("d0"),
+            ok=True,
+            num_generated_tokens=8,
+            timing=Timing(first_token_s=0.25),
+        )
+    )
+    reply = ask(client, loop, ListRequests(), ListRequestsReply)
+    assert isinstance(reply, ListRequestsReply)
+    (request,) = reply.requests
+    assert (request.state, request.actual_ttft_s, request.num_generated_tokens) == ("done", 0.25, 8)
+    assert request.predicted_ttft_s > 0
+
+
+def test_refusals_say_what_to_do(client: SyncClient, loop: Loop, nodes: Make) -> None:
+    with pytest.raises(Unavailable) as nobody:
+        ask(client, loop, schedule(chain(1)), Plan)
+    assert nobody.value.retry_after_ms is not None
+    nodes(describe("p0", "prefill", served=model()))
+    with pytest.raises(Unavailable, match="no decode node"):
+        ask(client, loop, schedule(chain(1)), Plan)
+    nodes(describe("d0", "decode", served=model()))
+    with pytest.raises(Rejected, match="lower max_tokens"):
+        ask(client, loop, schedule(chain(1), num_prompt_tokens=9000), Plan)
+    with pytest.raises(Unavailable, match="no prefill node"):
+        ask(client, loop, schedule(chain(1), exclude=["p0"]), Plan)
+    time.sleep(2)
+    with pytest.raises(NotFound, match="known: tiny"):
+        ask(client, loop, schedule(chain(1), model="huge"), Plan)
+
+
+def test_clear_is_answered_when_nodes_reported_it(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    cache.seal(chain(5))
+    wait_blocks(client, loop, 5)
+    reply = ask(client, loop, ClearBlocks(filter=BlockFilter(model="other")), ClearBlocksReply)
+    assert reply == ClearBlocksReply(num_cleared=0)
+    reply = ask(client, loop, ClearBlocks(filter=BlockFilter(model="tiny")), ClearBlocksReply)
+    assert reply == ClearBlocksReply(num_cleared=5, cleared_bytes=5 * BLOCK_BYTES)
+    assert not cache.blocks
+    stat = ask(client, loop, CacheStat(), CacheStatReply)
+    assert isinstance(stat, CacheStatReply)
+    assert (stat.num_blocks, stat.num_cleared, stat.num_evicted) == (0, 5, 0)
+
+
+def test_clear_says_what_is_left_when_a_node_does_not_answer(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    cache.seal(chain(3))
+    wait_blocks(client, loop, 3)
+    cache.obeys = False
+    reply = client.request(ClearBlocks(filter=BlockFilter()), timeout_s=1.0)
+    assert reply == ClearBlocksReply(num_cleared=0, num_left=3)
+
+
+def test_full_node_is_told_victims_and_leased_blocks_stay(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache, _, _ = trio(nodes)
+    leased = chain(10, seed=1)
+    cache.seal(leased)
+    wait_blocks(client, loop, 10)
+    ask(client, loop, schedule(leased), Plan)
+    for seed in range(2, 11):
+        cache.seal(chain(10, seed))
+    wait_blocks(client, loop, 90)
+    assert set(leased) <= set(cache.blocks)
+    assert len(set(chain(10, 2)) & set(cache.blocks)) < 10
+
+
+def test_gap_in_reports_asks_for_an_announcement(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    cache.seal(chain(4))
+    wait_blocks(client, loop, 4)
+    cache.sequence += 3
+    cache.seal(chain(2, seed=5))
+    assert loop.run_until(
+        lambda: any(isinstance(r, ReportReply) and r.announce for r in cache.replies), 3
+    )
+    wait_blocks(client, loop, 6)
+
+
+def test_listing_pages_and_looking_leases_nothing(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    hashes = chain(25)
+    cache.seal(hashes)
+    wait_blocks(client, loop, 25)
+    listed: list[BlockHash] = []
+    after = None
+    while True:
+        page = client.request(ListBlocks(filter=BlockFilter(), after=after, limit=10))
+        assert isinstance(page, ListBlocksReply)
+        listed += [block.meta.hash for block in page.blocks]
+        if not page.has_more:
+            break
+        after = page.blocks[-1].meta.hash
+    assert listed == sorted(hashes)
+    looked = client.request(Locate(hashes=hashes, lease_ms=0))
+    assert isinstance(looked, LocateReply)
+    assert all(len(replicas) == 1 for replicas in looked.replicas)
+    matched = client.request(Match(hashes=hashes, lease_ms=0))
+    assert isinstance(matched, MatchReply)
+    assert len(matched.locations) == 25
+    stat = client.request(CacheStat())
+    assert isinstance(stat, CacheStatReply)
+    assert (stat.num_leased, stat.num_lookups) == (0, 0)
+    prefix = hashes[7].hex()[:5]
+    page = client.request(ListBlocks(filter=BlockFilter(hash_prefix=prefix)))
+    assert isinstance(page, ListBlocksReply)
+    assert hashes[7] in {block.meta.hash for block in page.blocks}
+    with pytest.raises(Rejected, match="hex"):
+        client.request(ListBlocks(filter=BlockFilter(hash_prefix="xyz")))
+
+
+def test_silent_node_is_suspect_then_dead_and_joins_again(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    cache.seal(chain(4))
+    wait_blocks(client, loop, 4)
+    seen: set[str] = set()
+    deadline_s = time.monotonic() + 8
+    while "dead" not in seen and time.monotonic() < deadline_s:  # its loop does not turn
+        reply = client.request(ListNodes())
+        assert isinstance(reply, ListNodesReply)
+        seen.add(reply.nodes[0].state)
+        time.sleep(0.1)
+    assert seen == {"alive", "suspect", "dead"}
+    stat = client.request(CacheStat())
+    assert isinstance(stat, CacheStatReply)
+    assert (stat.num_blocks, stat.num_replicas, stat.capacity_bytes) == (0, 0, 0)
+    wait_blocks(client, loop, 4)
+    assert states(client, loop) == {"c0": "alive"}
+
+
+def test_new_process_replaces_the_old_and_leave_removes(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    events = Subscriber(f"tcp://127.0.0.1:{master.events_port}")
+    time.sleep(0.3)
+    cache = nodes(describe("c0", "cachenode"))
+    cache.seal(chain(4))
+    wait_blocks(client, loop, 4)
+    cache.close()
+    successor = nodes(describe("c0", "cachenode", epoch=2))
+    wait_blocks(client, loop, 0)
+    left: list[bool] = []
+    successor.link.leave(lambda: left.append(True))
+    assert loop.run_until(lambda: bool(left), 3)
+    assert states(client, loop) == {}
+    with pytest.raises(Unavailable, match="join again"):
+        client.request(
+            Report(
+                node=NodeId("c0"),
+                epoch=1,
+                sequence=9,
+                sealed=[],
+                freed=[],
+                used_bytes=0,
+                capacity_bytes=1,
+            )
+        )
+    names = [type(event).__name__ for _, event in events.events(0.5)]
+    events.close()
+    assert names.count("NodeJoined") == 2
+    assert names.count("BlockStored") == 4
+    assert names.count("NodeLeft") == 2
+    client.request(Leave(node=NodeId("nobody"), epoch=Epoch(1)))
+
+
+def test_bad_replica_is_passed_on_to_its_node(client: SyncClient, loop: Loop, nodes: Make) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    bad = BadReplica(hash=chain(1)[0], node=NodeId("c0"), why="checksum")
+    client.request(bad)
+    assert loop.run_until(lambda: bad in cache.notices, 3)
+    with pytest.raises(NotFound):
+        client.request(msgspec.structs.replace(bad, node="nobody"))
+
+
+def test_killed_master_comes_back_one_life_later_and_is_told_everything(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    cache, prefill, decode = trio(nodes)
+    cache.seal(chain(7))
+    wait_blocks(client, loop, 7)
+    assert master.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert loop.run_until(lambda: not cache.link.is_joined, 5)
+    master.start()
+    began_s = time.monotonic()
+    everyone = (cache, prefill, decode)
+    assert loop.run_until(lambda: all(node.num_joins >= 2 for node in everyone), 5)
+    wait_blocks(client, loop, 7, timeout_s=5)
+    assert time.monotonic() - began_s < 5
+    assert all(node.link.incarnation == 2 for node in everyone)
+    hello = client.request(Hello())
+    assert isinstance(hello, HelloReply)
+    assert hello.incarnation == 2
+    plan = ask(client, loop, schedule(chain(7)), Plan)
+    assert isinstance(plan, Plan)
+    assert plan.incarnation == 2
+    assert len(plan.matched) == 7
+
+
+def test_stopped_master_expires_nobody(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    cache, _, _ = trio(nodes)
+    cache.seal(chain(3))
+    wait_blocks(client, loop, 3)
+    master.send(signal.SIGSTOP)
+    until_s = time.monotonic() + 3
+    while time.monotonic() < until_s:
+        loop.run_once(0.05)
+    master.send(signal.SIGCONT)
+    seen: set[str] = set()
+    until_s = time.monotonic() + 4
+    while time.monotonic() < until_s:
+        try:
+            seen |= set(states(client, loop).values())
+        except Unavailable:
+            continue  # our own connection was lost with the stall
+    assert seen == {"alive"}, master.log()
+    wait_blocks(client, loop, 3)
+    assert "gone" not in master.log()
+
+
+def test_master_below_a_seen_incarnation_steps_down_and_starts_above_it(
+    client: SyncClient, master: MasterProcess
+) -> None:
+    with pytest.raises(Unavailable):
+        client.request(Join(node=describe("c0", "cachenode"), incarnation_seen=41), timeout_s=3)
+    assert master.process is not None
+    assert master.process.wait(5) not in (0, 78)
+    assert "incarnation 41 lived" in master.log()
+    master.start()
+    hello = client.request(Hello())
+    assert isinstance(hello, HelloReply)
+    assert hello.incarnation == 42
+
+
+def test_models_are_those_of_live_instances(client: SyncClient, loop: Loop, nodes: Make) -> None:
+    trio(nodes)
+    reply = ask(client, loop, ListModels(), ListModelsReply)
+    assert reply == ListModelsReply(models=[model()])
+
+
+def test_reload_takes_the_policy_and_refuses_nonsense(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    trio(nodes)
+    master.extra = '[conductor]\npolicy = "random"\n'
+    master.write_config()
+    master.send(signal.SIGHUP)
+    deadline_s = time.monotonic() + 5
+    while "config reloaded" not in master.log():
+        assert time.monotonic() < deadline_s
+        loop.run_once(0.05)
+    plan = ask(client, loop, schedule(chain(1)), Plan)
+    assert isinstance(plan, Plan)
+    assert plan.policy == "random"
+    master.extra = "[pool]\nlow_watermark = 0.99\n"
+    master.write_config()
+    master.send(signal.SIGHUP)
+    while "reload refused" not in master.log():
+        assert time.monotonic() < deadline_s + 5
+        loop.run_once(0.05)
+    plan = ask(client, loop, schedule(chain(1), request_id="r2"), Plan)
+    assert isinstance(plan, Plan)
+    assert plan.policy == "random"
+
+
+def test_sigterm_ends_with_status_0_and_a_taken_port_with_78(
+    master: MasterProcess, tmp_path: Path
+) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "daemons.mc_master", "--config", str(master.config)],
+        capture_output=True,
+        timeout=20,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"HOME": str(tmp_path)},
+    )
+    assert second.returncode == 78
+    assert second.stderr.count(b"\n") == 1
+    assert b"choose another address" in second.stderr
+    assert master.stop() == 0
