@@ -1,0 +1,66 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from daemons.engine.canary import run_canary
+from daemons.engine.kv_arena import KvArena
+from daemons.engine.runner import DecodeRow, Runner, read_geometry
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_canary_is_content_and_leaves_nothing(tiny: Any, dtype: Any) -> None:
+    arena = KvArena(read_geometry(tiny.path, dtype), 4096)
+    runner = Runner(tiny.path, arena)
+    assert not runner.is_decode_canonical
+    result = run_canary(runner)
+    assert (result.reuse_equal, result.decode_equal, result.reason) == (True, True, None)
+    assert runner.is_decode_canonical
+    assert arena.num_live == 0
+    arena.check_invariants()
+
+
+def spoiled(path: Path, spoil: Callable[[Runner], None]) -> Runner:
+    runner = Runner(path, KvArena(read_geometry(path, "float32"), 4096))
+    spoil(runner)
+    return runner
+
+
+def test_canary_sees_prefill_that_depends_on_where_it_starts(make_tiny: Any) -> None:
+    def spoil(runner: Runner) -> None:
+        forward = runner.model.forward
+
+        def wrong(tokens: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
+            return forward(tokens, positions + (len(tokens) < 200), attend)
+
+        runner.model.forward = wrong  # type: ignore[method-assign]
+
+    result = run_canary(spoiled(make_tiny("qwen2").path, spoil))
+    assert not result.reuse_equal
+    assert "reused" in (result.reason or "")
+
+
+def test_canary_sees_decode_that_depends_on_its_batch(make_tiny: Any) -> None:
+    def spoil(runner: Runner) -> None:
+        decode = runner.decode
+
+        def wrong(rows: list[DecodeRow]) -> torch.Tensor:
+            return decode(rows) + (len(rows) > 1) * 1e-6
+
+        runner.decode = wrong  # type: ignore[method-assign,assignment]
+
+    runner = spoiled(make_tiny("qwen2").path, spoil)
+    result = run_canary(runner)
+    assert (result.reuse_equal, result.decode_equal) == (True, False)
+    assert "batch" in (result.reason or "")
+    assert not runner.is_decode_canonical
+
+
+def test_canary_without_room_allows_nothing(make_tiny: Any) -> None:
+    path = make_tiny("qwen2").path
+    runner = Runner(path, KvArena(read_geometry(path, "float32"), 512))
+    result = run_canary(runner)
+    assert (result.reuse_equal, result.decode_equal) == (False, False)
+    assert "no room" in (result.reason or "")
