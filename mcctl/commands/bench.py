@@ -1,0 +1,181 @@
+"""mcctl bench: measure a cluster, beside a limit measured in the same run."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+import msgspec
+import typer
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import McError, NotFound, Unavailable
+from daemons.core.units import format_duration
+from mcctl import model_store, render
+from mcctl.cluster_plan import ClusterOptions
+from mcctl.commands import new_app
+from mcctl.local_cluster import LocalCluster
+from mcctl.openai_stream import OpenAiClient
+from mcctl.render import Column
+from mcctl.serve_bench import (
+    DECODE_CONTEXT,
+    QUICK_PREFIXES,
+    QUICK_SUFFIXES,
+    ServeBench,
+    ServePlan,
+    ServeResult,
+)
+from mcctl.settings import settings_of
+
+app = new_app()
+
+_SAFE_VOCABULARY = 1000
+"""Where nobody says how large it is."""
+
+
+@app.callback()
+def _noun() -> None:
+    """Measure a cluster."""
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 3,
+    prefix: Annotated[
+        list[int] | None, typer.Option(min=1, help="Shared tokens; may be repeated.")
+    ] = None,
+    suffix: Annotated[
+        list[int] | None, typer.Option(min=1, help="New tokens; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two lengths, once.")] = False,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Also measure plain transformers on this host.")
+    ] = False,
+    endpoint_http: Annotated[
+        str | None,
+        typer.Option(help="Gateway of a running cluster; one of its own otherwise.", metavar="URL"),
+    ] = None,
+) -> None:
+    """Cold and reused TTFT, what of it is not model compute, prefill and decode rates.
+
+    \b
+    Example: mcctl bench serve --oracle --output json
+    Example: mcctl bench serve --prefix 2048 --suffix 64 --endpoint-http http://127.0.0.1:8000
+    """
+    is_json = settings_of(context).output == "json"
+    shape = _shape(quick, repeats, prefix, suffix)
+    with render.progress("preparing") as progress:
+        if endpoint_http is not None:
+            served = _served(endpoint_http, model)
+            vocab_size = _vocabulary(settings_of(context).master, served)
+            plan = ServePlan(model=served, vocab_size=vocab_size, **shape)
+            result = _measure(endpoint_http, plan, "as served", progress)
+        else:
+            path = (
+                model_store.fetch(model, progress)
+                if model in model_store.CATALOG
+                else model_store.find_model(model)
+            )
+            with LocalCluster.temporary(ClusterOptions(model=path, dtype=dtype)) as cluster:
+                vocab_size = _vocabulary(cluster.master, path.name)
+                plan = ServePlan(model=path.name, vocab_size=vocab_size, **shape)
+                result = _measure(cluster.url, plan, dtype, progress)
+        if oracle:
+            progress("measuring plain transformers")
+            answer = run_oracle(model_store.find_model(model), dtype, plan)
+            result = msgspec.structs.replace(result, oracle=answer)
+    _show(result, on_stderr=is_json)
+    if is_json:
+        render.emit_json(result)
+
+
+def run_oracle(path: Path, dtype: str, plan: ServePlan) -> dict[str, dict[str, float]]:
+    """A process of its own, since it needs torch and transformers."""
+    command = [
+        sys.executable, "-m", "daemons.engine.oracle", str(path), "--dtype", dtype,
+        "--prefill", *map(str, plan.prefixes), "--batch", *map(str, plan.batches),
+        "--context", str(DECODE_CONTEXT), "--repeats", str(plan.repeats),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise Unavailable(
+            f"the oracle failed: {last}; it needs pip install 'mooncake-mc[engine,test]'"
+        )
+    return msgspec.json.decode(done.stdout, type=dict[str, dict[str, float]])
+
+
+class _Shape(TypedDict, total=False):
+    repeats: int
+    prefixes: tuple[int, ...]
+    suffixes: tuple[int, ...]
+
+
+def _shape(quick: bool, repeats: int, prefix: list[int] | None, suffix: list[int] | None) -> _Shape:
+    shape: _Shape = {"repeats": 1 if quick else repeats}
+    if prefix or quick:
+        shape["prefixes"] = tuple(prefix or QUICK_PREFIXES)
+    if suffix or quick:
+        shape["suffixes"] = tuple(suffix or QUICK_SUFFIXES)
+    return shape
+
+
+def _measure(url: str, plan: ServePlan, dtype: str, progress: model_store.Progress) -> ServeResult:
+    with OpenAiClient(url) as client:
+        return ServeBench(client, plan, progress).run(dtype)
+
+
+def _served(url: str, wanted: str) -> str:
+    """The served model that is meant; the catalogue's default means whatever is served alone."""
+    with OpenAiClient(url) as client:
+        served = client.models()
+    packaged = model_store.CATALOG.get(wanted)
+    name = packaged.name if packaged else Path(wanted).name
+    if name in served:
+        return name
+    if len(served) == 1 and wanted == model_store.DEFAULT_MODEL:
+        return served[0]
+    raise NotFound(f"{url} does not serve {name}; it serves: {', '.join(served) or 'nothing'}")
+
+
+def _vocabulary(master: str, model: str) -> int:
+    try:
+        with ClusterClient(master, 2.0) as client:
+            return next(m.vocab_size for m in client.models() if m.name == model)
+    except (McError, StopIteration):
+        return _SAFE_VOCABULARY
+
+
+_COLUMNS = [
+    Column("prefix", lambda row: str(row.prefix_tokens), is_number=True),
+    Column("suffix", lambda row: str(row.suffix_tokens), is_number=True),
+    Column("cold TTFT", lambda row: format_duration(row.ttft_cold_s), is_number=True),
+    Column("reused TTFT", lambda row: format_duration(row.ttft_reused_s), is_number=True),
+    Column("ratio", lambda row: f"{row.ratio:.1f}x", is_number=True),
+    Column("not compute", lambda row: format_duration(row.overhead_s), is_number=True),
+    Column("share", lambda row: f"{row.overhead_share:.0%}", is_number=True),
+    Column("reused", lambda row: str(row.reused_tokens), is_number=True),
+]
+
+
+def _show(result: ServeResult, *, on_stderr: bool) -> None:
+    title = f"{result.model} ({result.dtype}), median of {result.repeats}"
+    render.show_table(title, _COLUMNS, result.rows, on_stderr=on_stderr)
+    facts = [
+        ("prefill tok/s", _rates(result.prefill_tok_s)),
+        ("decode tok/s", _rates(result.decode_tok_s)),
+    ]
+    if result.oracle is not None:
+        facts += [
+            ("transformers prefill", _rates(result.oracle["prefill_tok_s"])),
+            ("transformers decode", _rates(result.oracle["decode_tok_s"])),
+        ]
+    facts.append(("moved", f"{result.gb_moved:.2f} GB"))
+    render.show_facts(facts, on_stderr=on_stderr)
+
+
+def _rates(rates: dict[str, float]) -> str:
+    return ", ".join(f"{key}: {rate:.0f}" for key, rate in rates.items())

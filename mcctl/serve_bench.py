@@ -1,0 +1,208 @@
+"""`mcctl bench serve`: cold and reused TTFT over exact prompt lengths, prefill and decode rates, through the HTTP API.
+
+Cold prompts begin with tokens never sent before, so nothing of them is in the pool; the reused one of a pair has the
+same prefix and another suffix. Every figure is the median over repeats.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from mcctl.openai_stream import Answer, Body, OpenAiClient
+
+Progress = Callable[[str], object]
+
+PREFIXES: Final = (512, 1024, 2048, 4096, 777, 2300, 3001)
+SUFFIXES: Final = (1, 33, 64)
+BATCHES: Final = (1, 4, 8)
+QUICK_PREFIXES: Final = (777, 2048)
+QUICK_SUFFIXES: Final = (64,)
+DECODE_CONTEXT: Final = 512
+DECODE_TOKENS: Final = 96
+_FIRST_TOKEN_ID: Final = 16
+"""Below it are the control tokens of most vocabularies."""
+_SETTLE_S: Final = 0.1
+"""From the end of a request until the pool surely knows its blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlan:
+    """What to measure."""
+
+    model: str
+    vocab_size: int
+    prefixes: tuple[int, ...] = PREFIXES
+    suffixes: tuple[int, ...] = SUFFIXES
+    batches: tuple[int, ...] = BATCHES
+    repeats: int = 3
+    seed: int = field(default_factory=time.time_ns)
+
+
+class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair of lengths. `overhead_s`: of the reused TTFT, all that is not model compute."""
+
+    prefix_tokens: int
+    suffix_tokens: int
+    ttft_cold_s: float
+    ttft_reused_s: float
+    ratio: float
+    overhead_s: float
+    overhead_share: float
+    overhead_cold_s: float
+    compute_cold_s: float
+    compute_reused_s: float
+    load_s: float
+    load_wait_s: float
+    reused_tokens: int
+
+
+class ServeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--output json` prints; fields are only ever added."""
+
+    model: str
+    dtype: str
+    repeats: int
+    rows: list[ServeRow]
+    prefill_tok_s: dict[str, float]
+    """By prompt length: prompt tokens per second of model compute, nothing reused."""
+    decode_tok_s: dict[str, float]
+    """By batch size: tokens of all sequences together, while all of them run."""
+    gb_moved: float
+    oracle: dict[str, dict[str, float]] | None = None
+    """The same two by plain transformers, on the same host, one after the other."""
+
+
+@dataclass(slots=True)
+class ServeBench:
+    """Runs a plan; `moved_bytes` adds up over all requests."""
+
+    client: OpenAiClient
+    plan: ServePlan
+    progress: Progress = lambda _: None
+    moved_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.plan.seed)
+        self._prefill_rates: dict[str, list[float]] = {}
+
+    _random: random.Random = field(init=False)
+    _prefill_rates: dict[str, list[float]] = field(init=False)
+
+    def run(self, dtype: str) -> ServeResult:
+        self._first_tokens(
+            [self._tokens(128)] * 2
+        )  # the first request pays for what is made on first use
+        rows = list(self._rows())
+        decode = {str(batch): self._decode_rate(batch) for batch in self.plan.batches}
+        return ServeResult(
+            model=self.plan.model,
+            dtype=dtype,
+            repeats=self.plan.repeats,
+            rows=rows,
+            prefill_tok_s={length: median(rates) for length, rates in self._prefill_rates.items()},
+            decode_tok_s=decode,
+            gb_moved=self.moved_bytes / 1e9,
+        )
+
+    def _rows(self) -> Iterator[ServeRow]:
+        pairs = [(p, s) for p in self.plan.prefixes for s in self.plan.suffixes]
+        for number, (prefix, suffix) in enumerate(pairs, 1):
+            measured = []
+            for repeat in range(1, self.plan.repeats + 1):
+                self.progress(
+                    f"{number}/{len(pairs)}: prefix {prefix}, suffix {suffix}, repeat {repeat}"
+                )
+                shared = self._tokens(prefix)
+                prompts = [shared + self._tokens(suffix) for _ in range(2)]
+                cold, reused = self._first_tokens(prompts)
+                measured.append((cold, reused))
+                rate = cold.prompt_tokens / max(_compute_s(cold), 1e-9)
+                self._prefill_rates.setdefault(str(prefix), []).append(rate)
+            yield _row(prefix, suffix, measured)
+
+    def _first_tokens(self, prompts: list[list[int]]) -> list[Answer]:
+        answers = []
+        for prompt in prompts:
+            answers.append(self._complete(prompt, max_tokens=1))
+            time.sleep(_SETTLE_S)
+        return answers
+
+    def _decode_rate(self, batch: int) -> float:
+        """Prompts are put into the pool first, so that all sequences start nearly together."""
+        rates = []
+        for repeat in range(1, self.plan.repeats + 1):
+            self.progress(f"decode, batch {batch}, repeat {repeat}")
+            prompts = [self._tokens(DECODE_CONTEXT) for _ in range(batch)]
+            self._first_tokens(prompts)
+            with ThreadPoolExecutor(batch) as pool:
+                rates.append(joint_rate(list(pool.map(self._timed, prompts))))
+        return median(rates)
+
+    def _timed(self, prompt: list[int]) -> tuple[float, Answer]:
+        started_s = time.perf_counter()
+        return started_s, self._complete(prompt, max_tokens=DECODE_TOKENS)
+
+    def _complete(self, prompt: list[int], *, max_tokens: int) -> Answer:
+        body: Body = {
+            "model": self.plan.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        answer = self.client.complete(body)
+        self.moved_bytes += answer.mooncake.loaded_bytes + answer.mooncake.pulled_bytes
+        return answer
+
+    def _tokens(self, count: int) -> list[int]:
+        ids = range(_FIRST_TOKEN_ID, self.plan.vocab_size)
+        return self._random.choices(ids, k=count)
+
+
+def joint_rate(timed: list[tuple[float, Answer]]) -> float:
+    """Tokens per second of all sequences, from when the last one began until the first one ended.
+
+    A piece of text may hold more than one token, so pieces are weighed by tokens per piece of their answer.
+    """
+    begin_s = max(offset + answer.piece_times_s[0] for offset, answer in timed)
+    end_s = min(offset + answer.piece_times_s[-1] for offset, answer in timed)
+    if end_s <= begin_s:
+        return 0.0
+    tokens = 0.0
+    for offset, answer in timed:
+        inside = sum(begin_s < offset + piece_s <= end_s for piece_s in answer.piece_times_s)
+        tokens += inside * answer.completion_tokens / len(answer.piece_times_s)
+    return tokens / (end_s - begin_s)
+
+
+def _row(prefix: int, suffix: int, measured: list[tuple[Answer, Answer]]) -> ServeRow:
+    cold = [pair[0] for pair in measured]
+    reused = [pair[1] for pair in measured]
+    ttft_cold_s = median(answer.ttft_s for answer in cold)
+    ttft_reused_s = median(answer.ttft_s for answer in reused)
+    overhead_s = median(answer.ttft_s - _compute_s(answer) for answer in reused)
+    return ServeRow(
+        prefix_tokens=prefix,
+        suffix_tokens=suffix,
+        ttft_cold_s=ttft_cold_s,
+        ttft_reused_s=ttft_reused_s,
+        ratio=ttft_cold_s / ttft_reused_s,
+        overhead_s=overhead_s,
+        overhead_share=overhead_s / ttft_reused_s,
+        overhead_cold_s=median(answer.ttft_s - _compute_s(answer) for answer in cold),
+        compute_cold_s=median(_compute_s(answer) for answer in cold),
+        compute_reused_s=median(_compute_s(answer) for answer in reused),
+        load_s=median(answer.mooncake.timing.get("load_s", 0.0) for answer in reused),
+        load_wait_s=median(answer.mooncake.timing.get("load_wait_s", 0.0) for answer in reused),
+        reused_tokens=min(answer.cached_tokens for answer in reused),
+    )
+
+
+def _compute_s(answer: Answer) -> float:
+    return answer.mooncake.timing.get("compute_s", 0.0)
