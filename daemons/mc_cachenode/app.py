@@ -1,0 +1,188 @@
+"""Wiring of mc-cachenode: segment, data port, copy workers, control port, link to the master."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from daemons.config.common import size_bytes
+from daemons.config.mc_cachenode import CachenodeConfig, SegmentSection
+from daemons.core.ids import Incarnation, NodeId, new_epoch
+from daemons.core.units import format_size
+from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
+from daemons.mc_cachenode.metrics import CachenodeMetrics
+from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.mc_cachenode.reporter import Reporter
+from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
+from daemons.rpc import Loop, Server
+from daemons.service.daemon import software_version
+from daemons.service.master_link import MasterLink
+from daemons.service.metrics import MetricsServer
+from daemons.service.paths import runtime_dir
+from daemons.store.copy_workers import CopyWorkers
+from daemons.store.segment import Segment
+from daemons.transfer import TransferEngine, host_id
+
+log = logging.getLogger(__name__)
+
+DRAIN_S: Final = 10.0
+"""Pulls that still run so long after SIGTERM are abandoned: nothing of them was sealed."""
+
+_DRAIN_POLL_S = 0.02
+_FRAGMENTED_FRACTION = 0.9
+"""Below what masters take for full."""
+_METRICS_S = 1.0
+
+
+class CachenodeApp:
+    """Listens when built; `run` serves until drained or its loop is stopped."""
+
+    def __init__(self, config: CachenodeConfig) -> None:
+        self.loop = Loop()
+        self._node = NodeId(config.node.id)
+        self._epoch = new_epoch()
+        self._metrics = CachenodeMetrics()
+        self._orphan_after_s = config.report.orphan_after_s
+        self._path = segment_path(config.segment, self._node)
+        self._segment = _create_segment(config.segment, self._path)
+        self._engine = TransferEngine(
+            epoch=self._epoch,
+            bind_host=config.transfer.host,
+            tcp_port=config.transfer.port,
+            unix_dir=runtime_dir(config.transfer.unix_dir),
+            transports=config.transfer.transports,
+        )
+        self._region = self._engine.register(self._segment.memory)
+        self._replicas = ReplicaTable(self._segment)
+        self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
+        self._reporter = Reporter(
+            self.loop,
+            self._replicas,
+            (self._node, self._epoch),
+            config.report.interval_s,
+            lambda victims: self._handlers.free(victims, "evicted"),
+        )
+        self._handlers = CachenodeHandlers(
+            Parts(
+                loop=self.loop,
+                engine=self._engine,
+                replicas=self._replicas,
+                workers=self._workers,
+                reporter=self._reporter,
+                metrics=self._metrics,
+                pull_timeout_s=config.copy.pull_timeout_s,
+                may_evict=self._may_evict,
+            )
+        )
+        self._metrics_server = MetricsServer(config.node.metrics, self._metrics.registry)
+        self._server = Server(self.loop, config.node.listen, self._hello, self._handlers.handle)
+        self.endpoint = self._server.endpoint
+        self._link = MasterLink(
+            self.loop,
+            config.master.endpoint,
+            self._describe,
+            on_joined=self._on_joined,
+            on_notice=self._handlers.on_notice,
+        )
+        self._reporter.attach(self._link)
+        self.loop.every(_METRICS_S, self._measure)
+        self._measure()
+
+    def run(self) -> None:
+        self.loop.run()
+
+    def drain(self) -> None:
+        """New puts are refused; those begun are finished and reported, then the node leaves."""
+        self._handlers.is_draining = True
+        self._wait_for_puts(self.loop.clock() + DRAIN_S)
+
+    def status(self) -> str:
+        slots = self._segment.slots
+        return (
+            f"node={self._node} control={self.endpoint} blocks={self._replicas.num_sealed} "
+            f"used={format_size(slots.used_bytes)} of {format_size(slots.capacity_bytes)} "
+            f"master={'joined' if self._link.is_joined else 'none'}"
+        )
+
+    def close(self) -> None:
+        self._server.close()
+        self._link.close()
+        self._workers.close()
+        self._engine.close()
+        self._segment.close()
+        self._metrics_server.close()
+        self.loop.close()
+
+    def _wait_for_puts(self, deadline_s: float) -> None:
+        is_busy = self._handlers.num_puts or (self._link.is_joined and not self._reporter.is_idle)
+        if is_busy and self.loop.clock() < deadline_s:
+            self.loop.call_later(_DRAIN_POLL_S, self._wait_for_puts, deadline_s)
+            return
+        self._link.leave(self.loop.stop)
+
+    def _may_evict(self) -> bool:
+        """Without a master for too long; or full only in this size class, which no master can see."""
+        slots = self._segment.slots
+        return self._is_orphan() or slots.used_bytes < _FRAGMENTED_FRACTION * slots.usable_bytes
+
+    def _is_orphan(self) -> bool:
+        alone_s = self.loop.clock() - self._link.last_contact_s
+        return not self._link.is_joined and alone_s >= self._orphan_after_s
+
+    def _on_joined(self, _: Incarnation) -> None:
+        self._reporter.announce()
+
+    def _hello(self) -> HelloReply:
+        return HelloReply(
+            node=self._node,
+            role="cachenode",
+            incarnation=self._link.incarnation,
+            software=software_version(),
+            pid=os.getpid(),
+        )
+
+    def _describe(self) -> NodeDescription:
+        segment = SegmentDescription(
+            region=self._region,
+            path=str(self._path),
+            capacity_bytes=self._segment.slots.capacity_bytes,
+        )
+        return NodeDescription(
+            node=self._node,
+            role="cachenode",
+            host=os.uname().nodename,
+            host_id=host_id(),
+            epoch=self._epoch,
+            control=self._server.endpoint,
+            pid=os.getpid(),
+            software=software_version(),
+            data=self._engine.address,
+            segments=[segment],
+            metrics=self._metrics_server.address,
+        )
+
+    def _measure(self) -> None:
+        metrics, slots = self._metrics, self._segment.slots
+        metrics.used_bytes.set(slots.used_bytes)
+        metrics.capacity_bytes.set(slots.capacity_bytes)
+        metrics.blocks.set(self._replicas.num_sealed)
+        metrics.queued_blocks.set(self._workers.num_queued)
+        metrics.bad_data_requests.set(self._engine.counters.bad_requests)
+        metrics.sent_bytes.set(self._engine.counters.sent_bytes)
+
+
+def segment_path(config: SegmentSection, node: NodeId) -> Path:
+    """One file per node, in a directory of this user."""
+    return Path(config.directory) / f"mooncake-{os.getuid()}" / f"{node.replace('/', '_')}.segment"
+
+
+def _create_segment(config: SegmentSection, path: Path) -> Segment:
+    capacity = size_bytes(config.size, "segment.size")
+
+    def report(done: int, total: int) -> None:
+        log.info("segment allocated=%s of=%s", format_size(done), format_size(total))
+
+    segment = Segment.create(capacity, path, progress=report)
+    if config.prefault:
+        segment.array[:: os.sysconf("SC_PAGESIZE")].max()
+    return segment

@@ -1,0 +1,260 @@
+"""What a cache node is asked: put blocks, free them, verify them again. Loop thread; copying is the workers'."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from daemons.core.errors import Exhausted, ProtocolError, Unavailable
+from daemons.core.ids import BlockHash, PutId, short
+from daemons.core.units import MIB
+from daemons.mc_cachenode.metrics import CachenodeMetrics
+from daemons.mc_cachenode.pull import PullOutcome, PullTask, is_intact, pull, refusal
+from daemons.mc_cachenode.replicas import Replica, ReplicaTable
+from daemons.mc_cachenode.reporter import Reporter
+from daemons.protocol.base import Ping
+from daemons.protocol.block import BadReplica, FreeBlocks, Put, PutBlock, PutReply, PutStatus
+from daemons.protocol.messages import Notice
+from daemons.protocol.node import Hello
+from daemons.protocol.request import DataProbe, DataProbeReply
+from daemons.rpc import Call, Loop
+from daemons.store.copy_workers import CopyWorkers
+from daemons.transfer import TransferEngine
+
+log = logging.getLogger(__name__)
+
+_MAX_ANSWERS = 4096
+_JOB_BYTES = 8 * MIB
+"""A put is split into jobs of about this much, so that workers share it and sources take turns."""
+_RETRY_AFTER_MS = 50
+
+
+@dataclass(slots=True, eq=False)
+class _PutSession:
+    """A put in progress; all calls that carry its put_id get the one answer."""
+
+    put_id: PutId
+    calls: list[Call]
+    results: list[PutStatus]
+    num_left: int = 0
+    why: str = ""
+    retry_after_ms: int | None = None
+    indexes: dict[BlockHash, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the handlers work with, made by app.py."""
+
+    loop: Loop
+    engine: TransferEngine
+    replicas: ReplicaTable
+    workers: CopyWorkers
+    reporter: Reporter
+    metrics: CachenodeMetrics
+    pull_timeout_s: float
+    may_evict: Callable[[], bool]
+    """Whether this node chooses victims itself: it has been without a master for too long."""
+
+
+class CachenodeHandlers:
+    """Requests and notices of one node."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._sessions: dict[PutId, _PutSession] = {}
+        self._answers: OrderedDict[PutId, PutReply] = OrderedDict()
+        self.is_draining = False
+
+    @property
+    def num_puts(self) -> int:
+        """In progress."""
+        return len(self._sessions)
+
+    def handle(self, call: Call) -> None:
+        match call.message:
+            case Put():
+                self._put(call, call.message)
+            case DataProbe():
+                call.reply(DataProbeReply(data=self._parts.engine.address))
+            case Hello() | Ping():
+                raise AssertionError("answered by the server")
+            case _:
+                raise ProtocolError("a cache node does not serve this request")
+
+    def on_notice(self, notice: Notice) -> None:
+        match notice:
+            case FreeBlocks():
+                self.free(notice.hashes, "master")
+            case BadReplica():
+                self._verify(notice)
+
+    def free(self, hashes: Sequence[BlockHash], why: str) -> None:
+        """Free those that are sealed here. All are reported, so that the master forgets what was not here."""
+        for block_hash in hashes:
+            replica = self._parts.replicas.get(block_hash)
+            if self._parts.replicas.free(block_hash):
+                self._parts.metrics.freed_blocks.labels(why).inc()
+            if replica is None or replica.state == "gone":
+                self._parts.reporter.freed(block_hash)
+
+    # Put.
+
+    def _put(self, call: Call, message: Put) -> None:
+        answer = self._answers.get(message.put_id)
+        if answer is not None:
+            call.reply(answer)
+            return
+        session = self._sessions.get(message.put_id)
+        if session is not None:
+            session.calls.append(call)
+            return
+        if self.is_draining:
+            raise Unavailable("this node is draining; put elsewhere")
+        session = _PutSession(message.put_id, [call], ["failed"] * len(message.blocks))
+        self._sessions[message.put_id] = session
+        tasks = []
+        for index, block in enumerate(message.blocks):
+            begun = self._begin(session, block)
+            if isinstance(begun, Replica):
+                session.indexes[block.meta.hash] = index
+                tasks.append(PullTask(block, begun))
+            else:
+                session.results[index] = begun
+        session.num_left = len(tasks)
+        self._submit(session, tasks)
+        self._end_if_done(session)
+
+    def _begin(self, session: _PutSession, block: PutBlock) -> Replica | PutStatus:
+        """A slot to pull into, or why there is nothing to pull."""
+        why = refusal(block)
+        if why is not None:
+            session.why = f"block {short(block.meta.hash)} is malformed: {why}"
+            return "failed"
+        replicas = self._parts.replicas
+        existing = replicas.get(block.meta.hash)
+        length = block.source.ranges.length
+        if existing is not None:
+            return self._compare(block, existing)
+        try:
+            return replicas.begin(block.meta, length, block.num_layers)
+        except Exhausted:
+            if self._parts.may_evict():
+                for freed in replicas.make_room(length, block.num_layers):
+                    self._parts.reporter.freed(freed)
+                    self._parts.metrics.freed_blocks.labels("orphan").inc()
+                try:
+                    return replicas.begin(block.meta, length, block.num_layers)
+                except Exhausted as still:
+                    error = still
+            return self._exhausted(session, error)
+
+    def _compare(self, block: PutBlock, existing: Replica) -> PutStatus:
+        if existing.length != block.source.ranges.length:
+            return "conflict"
+        if existing.state == "writing":
+            return "being_written"
+        if block.checksums is not None and not self._parts.replicas.has_checksums(
+            existing, block.checksums
+        ):
+            return "conflict"
+        self._parts.replicas.touch(block.meta.hash)
+        return "already_sealed"
+
+    def _exhausted(self, session: _PutSession, error: Exhausted) -> PutStatus:
+        session.why = error.message
+        session.retry_after_ms = error.retry_after_ms or _RETRY_AFTER_MS
+        return "exhausted"
+
+    def _submit(self, session: _PutSession, tasks: list[PullTask]) -> None:
+        workers = self._parts.workers
+        start = 0
+        while start < len(tasks):
+            length = tasks[start].replica.length
+            share = -(-len(tasks) // workers.num_workers)
+            job = tasks[start : start + min(share, max(1, _JOB_BYTES // length))]
+            start += len(job)
+            address = job[0].block.source.region.address
+            try:
+                workers.submit(
+                    (address.tcp, address.unix_path),
+                    lambda job=job: self._run(session, job),  # type: ignore[misc]  # binds this turn's job
+                    len(job),
+                )
+            except Exhausted as error:
+                for task in job:
+                    index = session.indexes[task.block.meta.hash]
+                    session.results[index] = self._exhausted(session, error)
+                    self._parts.replicas.abandon(task.replica)
+                session.num_left -= len(job)
+
+    def _run(self, session: _PutSession, job: list[PullTask]) -> None:
+        """On a worker."""
+        parts = self._parts
+        outcomes = [
+            pull(parts.engine, parts.replicas.segment, task, parts.pull_timeout_s) for task in job
+        ]
+        parts.loop.call_soon_threadsafe(self._finish, session, outcomes)
+
+    def _finish(self, session: _PutSession, outcomes: list[PullOutcome]) -> None:
+        parts = self._parts
+        for outcome in outcomes:
+            replica = outcome.task.replica
+            index = session.indexes[replica.meta.hash]
+            parts.metrics.pull_seconds.observe(outcome.seconds)
+            if outcome.seal_checksum is None:
+                parts.replicas.abandon(replica)
+                session.results[index] = "failed"
+                session.why = outcome.why
+            else:
+                parts.replicas.seal(replica, outcome.seal_checksum)
+                parts.reporter.sealed(replica.meta.hash)
+                parts.metrics.pulled_bytes.inc(replica.length)
+                session.results[index] = "stored"
+        session.num_left -= len(outcomes)
+        self._end_if_done(session)
+
+    def _end_if_done(self, session: _PutSession) -> None:
+        if session.num_left:
+            return
+        reply = PutReply(
+            results=session.results, why=session.why, retry_after_ms=session.retry_after_ms
+        )
+        del self._sessions[session.put_id]
+        num_refused = 0
+        for status in session.results:
+            self._parts.metrics.put_blocks.labels(status).inc()
+            num_refused += status == "exhausted"
+        if num_refused:
+            self._parts.reporter.refused(num_refused)
+        # A refusal is not an outcome: the same put may be tried again when there is room.
+        if not {"exhausted", "failed"} & set(session.results):
+            self._answers[session.put_id] = reply
+            if len(self._answers) > _MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        for call in session.calls:
+            call.reply(reply)
+
+    # A reader's complaint.
+
+    def _verify(self, notice: BadReplica) -> None:
+        replica = self._parts.replicas.get(notice.hash)
+        if replica is None or replica.state != "sealed":
+            return
+        segment = self._parts.replicas.segment
+
+        def check() -> None:
+            self._parts.loop.call_soon_threadsafe(
+                self._verified, replica, is_intact(segment, replica), notice.why
+            )
+
+        try:
+            self._parts.workers.submit("verify", check)
+        except Exhausted:
+            log.debug("too busy to verify block=%s", short(notice.hash))
+
+    def _verified(self, replica: Replica, is_good: bool, why: str) -> None:
+        if replica.state != "sealed" or is_good:
+            return
+        log.error("bad replica dropped block=%s reported=%s", short(replica.meta.hash), why)
+        self.free([replica.meta.hash], "bad")

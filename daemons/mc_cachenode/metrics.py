@@ -1,0 +1,43 @@
+"""What a cache node counts, by Prometheus name."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_PULL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0)
+
+
+class CachenodeMetrics:
+    """One registry per process, so that tests can run several nodes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.put_blocks = Counter(
+            "mc_cachenode_put_blocks",
+            "Blocks of puts by outcome",
+            ["status"],
+            registry=self.registry,
+        )
+        self.pulled_bytes = Counter(
+            "mc_cachenode_pulled_bytes", "Payload bytes sealed", registry=self.registry
+        )
+        self.pull_seconds = Histogram(
+            "mc_cachenode_pull_seconds",
+            "Time to read, hash and seal one block",
+            buckets=_PULL_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.freed_blocks = Counter(
+            "mc_cachenode_freed_blocks", "Blocks freed by reason", ["why"], registry=self.registry
+        )
+        self.used_bytes = self._gauge("mc_cachenode_used_bytes", "Bytes of the segment in use")
+        self.capacity_bytes = self._gauge("mc_cachenode_capacity_bytes", "Bytes of the segment")
+        self.blocks = self._gauge("mc_cachenode_blocks", "Sealed blocks")
+        self.queued_blocks = self._gauge("mc_cachenode_queued_blocks", "Blocks waiting or copying")
+        self.bad_data_requests = self._gauge(
+            "mc_cachenode_bad_data_requests", "Connections closed for bytes that are no request"
+        )
+        self.sent_bytes = self._gauge(
+            "mc_cachenode_sent_bytes", "Bytes streamed to readers that cannot map the segment"
+        )
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry)

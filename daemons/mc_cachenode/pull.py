@@ -1,0 +1,135 @@
+"""What a copy worker does to one block: read it from its source, hash it on the way, seal it in its slot.
+
+Runs on worker threads and touches only the slot it was given.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+from daemons.core.errors import McError
+from daemons.core.ids import short
+from daemons.core.units import MIB
+from daemons.mc_cachenode.replicas import VERSION, Replica
+from daemons.protocol.block import PutBlock
+from daemons.protocol.segment import Strided
+from daemons.store.seal import (
+    MAX_LAYERS,
+    BadSeal,
+    Trailer,
+    layer_checksums,
+    parse_trailer,
+    seal,
+)
+from daemons.store.segment import Segment
+from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine
+
+log = logging.getLogger(__name__)
+
+_GROUP_BYTES = MIB
+"""Layers copied and then hashed while they are still in the CPU's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullTask:
+    """A block on its way into the slot of `replica`."""
+
+    block: PutBlock
+    replica: Replica
+
+
+@dataclass(frozen=True, slots=True)
+class PullOutcome:
+    """`seal_checksum` None: it failed, `why` says so, and the slot holds nothing of worth."""
+
+    task: PullTask
+    seal_checksum: int | None
+    seconds: float
+    why: str = ""
+
+
+def refusal(block: PutBlock) -> str | None:
+    """Why a block cannot be pulled at all, from its description alone."""
+    ranges = block.source.ranges
+    if not 0 < block.num_layers <= MAX_LAYERS:
+        return f"{block.num_layers} layers"
+    if ranges.num_rows != 2 * block.num_layers or ranges.row_bytes <= 0:
+        return f"{ranges.num_rows} rows of {ranges.row_bytes} bytes for {block.num_layers} layers"
+    if block.checksums is not None and len(block.checksums) != block.num_layers:
+        return f"{len(block.checksums)} checksums for {block.num_layers} layers"
+    return None
+
+
+def pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float) -> PullOutcome:
+    """Never raises for what a peer can do; every failure is an outcome."""
+    started_s = time.monotonic()
+    try:
+        checksum = _pull(engine, segment, task, timeout_s)
+    except McError as error:
+        log.debug("pull failed block=%s why=%s", short(task.block.meta.hash), error.message)
+        return PullOutcome(task, None, time.monotonic() - started_s, error.message)
+    return PullOutcome(task, checksum, time.monotonic() - started_s)
+
+
+def _pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float) -> int:
+    block, replica = task.block, task.replica
+    groups = _groups(block)
+    checksums: list[int] = []
+
+    def hash_group(index: int) -> None:
+        first, last = groups[index]
+        row_bytes = block.source.ranges.row_bytes
+        start = replica.offset + 2 * first * row_bytes
+        end = replica.offset + 2 * last * row_bytes
+        checksums.extend(layer_checksums(segment.view[start:end], last - first))
+
+    engine.run(
+        ReadBatch(
+            region=block.source.region,
+            reads=[_read(block, replica, segment.array, group) for group in groups],
+            generation=block.source.generation,
+            timeout_s=timeout_s,
+            on_read=hash_group,
+        )
+    )
+    if block.checksums is not None and block.checksums != checksums:
+        raise BadSeal("the bytes are not those the source announced by its checksums")
+    packed, seal_checksum = seal(
+        Trailer(block.meta.hash, VERSION, replica.length, tuple(checksums))
+    )
+    start = replica.offset + replica.length
+    segment.view[start : start + len(packed)] = packed
+    return seal_checksum
+
+
+def is_intact(segment: Segment, replica: Replica) -> bool:
+    """Hash a sealed block again. Only a verdict on the slot while the replica is still sealed afterwards."""
+    payload = segment.view[replica.offset : replica.offset + replica.length]
+    start = replica.offset + replica.length
+    packed = segment.view[start : start + replica.trailer_bytes]
+    try:
+        trailer = parse_trailer(packed, replica.seal_checksum, replica.meta.hash)
+    except BadSeal:
+        return False
+    return list(trailer.checksums) == layer_checksums(payload, replica.num_layers)
+
+
+def _groups(block: PutBlock) -> list[tuple[int, int]]:
+    """[first, last) layers, about a MiB each."""
+    layers = max(1, _GROUP_BYTES // (2 * block.source.ranges.row_bytes))
+    return [
+        (first, min(first + layers, block.num_layers))
+        for first in range(0, block.num_layers, layers)
+    ]
+
+
+def _read(block: PutBlock, replica: Replica, target: ByteArray, group: tuple[int, int]) -> Read:
+    first, last = group
+    ranges = block.source.ranges
+    remote = Strided(
+        offset=ranges.offset + 2 * first * ranges.stride_bytes,
+        row_bytes=ranges.row_bytes,
+        num_rows=2 * (last - first),
+        stride_bytes=ranges.stride_bytes,
+    )
+    return Read.into(remote, target, replica.offset + 2 * first * ranges.row_bytes)

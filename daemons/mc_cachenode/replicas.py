@@ -1,0 +1,148 @@
+"""The node's index: which block lies in which slot, writing or sealed. The truth that the master's directory follows.
+
+Loop thread only; workers write a slot's bytes between `begin` and `seal` or `abandon`, and nobody else does.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from daemons.core.errors import Exhausted
+from daemons.core.ids import BlockHash
+from daemons.protocol.block import BlockMeta, SealedBlock
+from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
+from daemons.store.segment import Segment
+
+VERSION = 1
+"""Of a content-hashed block: its bytes never change, so neither does this."""
+
+_MAX_SCANNED = 10_000
+"""Oldest blocks looked at for one of the right size class."""
+
+_MAX_EVICTIONS = 64
+"""Blocks given up for one allocation before it is refused after all."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One block in one slot; the payload, then the trailer."""
+
+    meta: BlockMeta
+    offset: int
+    length: int
+    num_layers: int
+    state: Literal["writing", "sealed", "gone"] = "writing"
+    seal_checksum: int = 0
+
+    @property
+    def trailer_bytes(self) -> int:
+        return trailer_length(self.num_layers)
+
+    def describe(self) -> SealedBlock:
+        """What the master is told."""
+        return SealedBlock(
+            meta=self.meta,
+            offset=self.offset,
+            length=self.length,
+            trailer_bytes=self.trailer_bytes,
+            version=VERSION,
+            seal_checksum=self.seal_checksum,
+            num_layers=self.num_layers,
+        )
+
+
+class ReplicaTable:
+    """Blocks by hash, least recently put first."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._replicas: OrderedDict[BlockHash, Replica] = OrderedDict()
+        self._num_writing = 0
+
+    @property
+    def num_sealed(self) -> int:
+        return len(self._replicas) - self._num_writing
+
+    def get(self, block_hash: BlockHash) -> Replica | None:
+        return self._replicas.get(block_hash)
+
+    def sealed(self) -> Iterator[Replica]:
+        return (replica for replica in self._replicas.values() if replica.state == "sealed")
+
+    def touch(self, block_hash: BlockHash) -> None:
+        self._replicas.move_to_end(block_hash)
+
+    def begin(self, meta: BlockMeta, length: int, num_layers: int) -> Replica:
+        """A slot for a block that is not here. Raises Exhausted."""
+        offset = self.segment.allocate(length + trailer_length(num_layers))
+        replica = Replica(meta, offset, length, num_layers)
+        self._replicas[meta.hash] = replica
+        self._num_writing += 1
+        return replica
+
+    def seal(self, replica: Replica, seal_checksum: int) -> SealedBlock:
+        """The worker has written payload and trailer: from now on it can be read."""
+        assert replica.state == "writing"
+        replica.state = "sealed"
+        replica.seal_checksum = seal_checksum
+        self._num_writing -= 1
+        return replica.describe()
+
+    def abandon(self, replica: Replica) -> None:
+        """The pull failed and its worker is done with the slot."""
+        assert replica.state == "writing"
+        self._num_writing -= 1
+        self._remove(replica)
+
+    def free(self, block_hash: BlockHash) -> bool:
+        """False when there is no sealed block of that name: one being written is not the master's to free."""
+        replica = self._replicas.get(block_hash)
+        if replica is None or replica.state != "sealed":
+            return False
+        self._remove(replica)
+        return True
+
+    def make_room(self, length: int, num_layers: int) -> list[BlockHash]:
+        """Give up the least recently put blocks until a slot of this size is free; what went is returned.
+
+        It may not be enough: the caller's next `begin` says so.
+        """
+        slots = self.segment.slots
+        needed = length + trailer_length(num_layers)
+        freed: list[BlockHash] = []
+        if needed > slots.slab_bytes:
+            return freed
+        oldest = list(islice(self.sealed(), _MAX_SCANNED))
+        # One block of the same size class makes the slot; of another class it takes a whole slab of them.
+        fitting = (r for r in oldest if slots.is_same_class(r.length + r.trailer_bytes, needed))
+        same = next(fitting, None)
+        for replica in [same] if same else oldest[:_MAX_EVICTIONS]:
+            block_hash = replica.meta.hash
+            self.free(block_hash)
+            freed.append(block_hash)
+            try:
+                self.segment.free(self.segment.allocate(needed))
+            except Exhausted:
+                continue
+            return freed
+        return freed
+
+    def trailer(self, replica: Replica) -> Trailer:
+        """Read back from the segment. Raises BadSeal when memory no longer holds what was sealed."""
+        start = replica.offset + replica.length
+        packed = self.segment.view[start : start + replica.trailer_bytes]
+        return parse_trailer(packed, replica.seal_checksum, replica.meta.hash)
+
+    def has_checksums(self, replica: Replica, checksums: list[int]) -> bool:
+        """Whether a source that claims these layer checksums has the bytes that were sealed."""
+        try:
+            return list(self.trailer(replica).checksums) == checksums
+        except BadSeal:
+            return False
+
+    def _remove(self, replica: Replica) -> None:
+        replica.state = "gone"
+        del self._replicas[replica.meta.hash]
+        self.segment.free(replica.offset)

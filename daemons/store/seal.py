@@ -1,0 +1,96 @@
+"""The trailer that ends a block, and the checksums that make a read safe.
+
+A layer's checksum is xxh3-64 over its k row, then its v row; the seal checksum is xxh3-64 of the trailer. Who knows
+the seal checksum from the directory can trust the trailer, and by it every layer, wherever the bytes came from.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from daemons.core.errors import TransferError
+from daemons.core.ids import BlockHash
+
+MAGIC = b"MCBLOCK1"
+MAX_LAYERS = 1024
+_HEADER = struct.Struct("<8s16sQQII")
+"""magic, block hash, version, payload length, number of layers, zero"""
+
+
+class BadSeal(TransferError):
+    """The bytes are not those that were sealed under this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """What was sealed. `checksums[layer]` covers the layer's k and v rows."""
+
+    hash: BlockHash
+    version: int
+    length: int
+    checksums: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.checksums)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.length // (2 * len(self.checksums))
+
+
+def trailer_length(num_layers: int) -> int:
+    return _HEADER.size + 8 * num_layers
+
+
+def layer_checksum(k_row: memoryview, v_row: memoryview) -> int:
+    """The two rows as if they were one; releases the GIL for rows of a few KiB and more."""
+    digest = xxhash.xxh3_64(k_row)
+    digest.update(v_row)
+    return digest.intdigest()
+
+
+def layer_checksums(payload: memoryview, num_layers: int) -> list[int]:
+    """Checksums of a whole payload `[layer][k|v][...]`, where k and v of a layer are adjacent."""
+    layer_bytes = len(payload) // num_layers
+    return [
+        xxhash.xxh3_64_intdigest(payload[start : start + layer_bytes])
+        for start in range(0, len(payload), layer_bytes)
+    ]
+
+
+def verify_layer(trailer: Trailer, layer: int, k_row: memoryview, v_row: memoryview) -> bool:
+    return layer_checksum(k_row, v_row) == trailer.checksums[layer]
+
+
+def seal(trailer: Trailer) -> tuple[bytes, int]:
+    """The trailer's bytes and the seal checksum over them."""
+    packed = pack_trailer(trailer)
+    return packed, xxhash.xxh3_64_intdigest(packed)
+
+
+def pack_trailer(trailer: Trailer) -> bytes:
+    header = _HEADER.pack(
+        MAGIC, trailer.hash, trailer.version, trailer.length, trailer.num_layers, 0
+    )
+    return header + struct.pack(f"<{trailer.num_layers}Q", *trailer.checksums)
+
+
+def parse_trailer(
+    packed: bytes | memoryview, expected_checksum: int, expected_hash: BlockHash
+) -> Trailer:
+    """Raises BadSeal unless these are the very bytes that were sealed under this hash."""
+    if xxhash.xxh3_64_intdigest(packed) != expected_checksum:
+        raise BadSeal("the trailer does not match the seal checksum")
+    if len(packed) < _HEADER.size:
+        raise BadSeal(f"a trailer of {len(packed)} bytes is too short")
+    magic, block_hash, version, length, num_layers, _ = _HEADER.unpack_from(packed)
+    if magic != MAGIC or block_hash != expected_hash:
+        raise BadSeal("the trailer is of another block")
+    if not 0 < num_layers <= MAX_LAYERS or len(packed) != trailer_length(num_layers):
+        raise BadSeal(f"a trailer of {len(packed)} bytes cannot have {num_layers} layers")
+    if length <= 0 or length % (2 * num_layers):
+        raise BadSeal(f"{length} bytes are not {num_layers} layers")
+    checksums = struct.unpack_from(f"<{num_layers}Q", packed, _HEADER.size)
+    return Trailer(BlockHash(block_hash), version, length, checksums)

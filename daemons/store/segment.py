@@ -1,0 +1,194 @@
+"""A node's DRAM segment: shared memory cut into slots by size class.
+
+Slabs of one size are handed to size classes and cut into equal slots, so that allocate and free are O(1), blocks of
+one model lie at a constant stride, and an empty slab serves any class again. Who allocates owns the slot until it
+frees it: freeing while a copy into it runs is the caller's error.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemons.core.errors import Exhausted
+from daemons.core.units import MIB, format_size
+from daemons.transfer.memory import SharedMemory, allocate_shared
+
+SLOT_ALIGN = 4096
+_MIN_SLAB = 4 * MIB
+_MAX_SLAB = 256 * MIB
+_SLABS_PER_SEGMENT = 16
+
+
+@dataclass(slots=True)
+class _Slab:
+    start: int
+    size: int
+    slot_bytes: int = 0
+    """0: not given to a class."""
+    free_slots: list[int] = field(default_factory=list)
+    """Offsets; the last is taken next."""
+    num_used: int = 0
+
+
+class SlabAllocator:
+    """Offsets in [0, capacity). Pure bookkeeping; not thread safe."""
+
+    def __init__(self, capacity_bytes: int, slab_bytes: int | None = None) -> None:
+        slab_bytes = slab_bytes or default_slab_bytes(capacity_bytes)
+        self.capacity_bytes = capacity_bytes
+        self.slab_bytes = slab_bytes
+        self.used_bytes = 0
+        self._wasted_bytes = 0
+        self._slabs = [
+            _Slab(start, min(slab_bytes, capacity_bytes - start))
+            for start in range(0, capacity_bytes, slab_bytes)
+        ]
+        self._empty = list(range(len(self._slabs) - 1, -1, -1))
+        self._partial: dict[int, dict[int, None]] = {}
+        """slot_bytes -> slabs of that class with a free slot, oldest first."""
+        self._length_by_offset: dict[int, int] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        return self.capacity_bytes - self.used_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """Capacity less the ends of slabs that their slots leave over; reached exactly when no slot is free."""
+        return self.capacity_bytes - self._wasted_bytes
+
+    @property
+    def num_allocated(self) -> int:
+        return len(self._length_by_offset)
+
+    def slot_bytes(self, length: int) -> int:
+        """What an allocation of `length` takes."""
+        return -(-length // SLOT_ALIGN) * SLOT_ALIGN
+
+    def is_same_class(self, length: int, other: int) -> bool:
+        return self.slot_bytes(length) == self.slot_bytes(other)
+
+    def allocate(self, length: int) -> int:
+        """An offset aligned to a page. Raises Exhausted, saying why."""
+        slot = self.slot_bytes(max(length, 1))
+        partial = self._partial.setdefault(slot, {})
+        if not partial and not self._open_slab(slot):
+            raise Exhausted(self._why_full(length))
+        index = next(iter(partial))
+        slab = self._slabs[index]
+        offset = slab.free_slots.pop()
+        slab.num_used += 1
+        if not slab.free_slots:
+            del partial[index]
+        self._length_by_offset[offset] = length
+        self.used_bytes += slot
+        return offset
+
+    def free(self, offset: int) -> None:
+        length = self._length_by_offset.pop(offset, None)
+        assert length is not None, f"offset {offset} is not allocated"
+        index = offset // self.slab_bytes
+        slab = self._slabs[index]
+        slab.num_used -= 1
+        self.used_bytes -= slab.slot_bytes
+        partial = self._partial[slab.slot_bytes]
+        if slab.num_used:
+            slab.free_slots.append(offset)
+            partial[index] = None
+            return
+        partial.pop(index, None)
+        self._wasted_bytes -= slab.size % slab.slot_bytes
+        slab.slot_bytes = 0
+        slab.free_slots = []
+        self._empty.append(index)
+
+    def check_invariants(self) -> None:
+        """For tests: no overlap, every byte accounted for. O(n)."""
+        end = 0
+        for offset in sorted(self._length_by_offset):
+            assert offset >= end
+            slab = self._slabs[offset // self.slab_bytes]
+            assert (offset - slab.start) % slab.slot_bytes == 0
+            assert self._length_by_offset[offset] <= slab.slot_bytes
+            end = offset + slab.slot_bytes
+            assert end <= slab.start + slab.size
+        assert self.used_bytes == sum(s.num_used * s.slot_bytes for s in self._slabs)
+        assert self._wasted_bytes == sum(s.size % s.slot_bytes for s in self._slabs if s.slot_bytes)
+        assert len(self._length_by_offset) == sum(s.num_used for s in self._slabs)
+        assert sorted(self._empty) == [i for i, s in enumerate(self._slabs) if not s.slot_bytes]
+        for slot, partial in self._partial.items():
+            assert sorted(partial) == [
+                i for i, s in enumerate(self._slabs) if s.slot_bytes == slot and s.free_slots
+            ]
+        for slab in self._slabs:
+            assert len(slab.free_slots) == len(set(slab.free_slots))
+            assert not set(slab.free_slots) & self._length_by_offset.keys()
+            if slab.slot_bytes:
+                assert len(slab.free_slots) + slab.num_used == slab.size // slab.slot_bytes
+
+    def _open_slab(self, slot: int) -> bool:
+        """Give an empty slab to a class. The last slab may be shorter, so the next one is tried too."""
+        for position in range(len(self._empty) - 1, max(len(self._empty) - 3, -1), -1):
+            index = self._empty[position]
+            slab = self._slabs[index]
+            num_slots = slab.size // slot
+            if num_slots:
+                del self._empty[position]
+                slab.slot_bytes = slot
+                self._wasted_bytes += slab.size % slot
+                # Ascending as they are taken: blocks put together lie at a constant stride.
+                slab.free_slots = [slab.start + i * slot for i in range(num_slots - 1, -1, -1)]
+                self._partial[slot][index] = None
+                return True
+        return False
+
+    def _why_full(self, length: int) -> str:
+        wanted = format_size(length)
+        if self.slot_bytes(length) > self.slab_bytes:
+            return (
+                f"a block of {wanted} exceeds the segment's slabs of {format_size(self.slab_bytes)}; "
+                "lend a larger segment"
+            )
+        return (
+            f"no slot of {wanted}: {format_size(self.used_bytes)} of {format_size(self.capacity_bytes)} used, "
+            f"{format_size(self.free_bytes)} free in slots of other sizes or slab ends"
+        )
+
+
+def default_slab_bytes(capacity_bytes: int) -> int:
+    """A sixteenth of the segment within 4..256 MiB, so that many classes fit and ends waste little."""
+    slab = capacity_bytes // _SLABS_PER_SEGMENT // SLOT_ALIGN * SLOT_ALIGN
+    return min(max(slab, _MIN_SLAB), _MAX_SLAB)
+
+
+class Segment:
+    """The allocator over real memory."""
+
+    def __init__(self, memory: SharedMemory, slab_bytes: int | None = None) -> None:
+        self.memory = memory
+        self.slots = SlabAllocator(memory.size_bytes, slab_bytes)
+        self.array = memory.array
+        self.view = memory.view
+
+    @classmethod
+    def create(
+        cls,
+        capacity_bytes: int,
+        path: Path | None = None,
+        *,
+        slab_bytes: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Segment":
+        """Allocate all of it now; with `path` a file that replaces one left by a dead process."""
+        capacity_bytes = capacity_bytes // SLOT_ALIGN * SLOT_ALIGN
+        return cls(allocate_shared("mooncake-segment", capacity_bytes, path, progress), slab_bytes)
+
+    def allocate(self, length: int) -> int:
+        return self.slots.allocate(length)
+
+    def free(self, offset: int) -> None:
+        self.slots.free(offset)
+
+    def close(self) -> None:
+        """The file goes; peers that still map it keep the pages until they notice."""
+        self.memory.close()
