@@ -24,9 +24,10 @@ def make_tiny_model(directory: Path, family: Family = "llama", *, seed: int = 0)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(_config(family))
     with torch.no_grad():
-        for parameter in model.parameters():
-            # Larger than the library's 0.02, so that greedy answers vary and depend on every token.
-            parameter.mul_(3.0) if parameter.ndim > 1 else parameter
+        for name, parameter in model.named_parameters():
+            # Larger than the library's 0.02: greedy answers then vary and depend on every token.
+            if parameter.ndim > 1:
+                parameter.mul_(10.0 if "layers" in name else 2.0)
     model.save_pretrained(directory)
     _write_tokenizer(directory)
     return directory
