@@ -1,0 +1,1 @@
+"""How one talks to a cluster: nodes, blocks, requests."""
