@@ -11,6 +11,7 @@ from daemons.protocol.base import Message
 from daemons.protocol.messages import Event, decode_event, encode
 from daemons.rpc.loop import Loop
 
+MAX_TOPICS = 1024
 _SEQUENCE = struct.Struct("<Q")
 
 
@@ -19,7 +20,10 @@ class Publisher:
 
     def __init__(self, loop: Loop, bind: str) -> None:
         self.sequence = 0
-        self._socket = loop.context.socket(zmq.PUB)
+        self._loop = loop
+        self._topics: set[bytes] = set()
+        """What is subscribed to; while nothing is, an event costs only its number."""
+        self._socket = loop.context.socket(zmq.XPUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 20_000)
         try:
@@ -30,14 +34,30 @@ class Publisher:
                 f"cannot publish on {bind}: {zmq.strerror(error.errno or 0)}; choose another address under `events`"
             ) from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        loop.add_reader(self._socket, self._on_readable)
 
     def publish(self, event: Message) -> None:
         self.sequence += 1
+        if not self._topics:
+            return
         topic = type(event).__name__.lower().encode()
         self._socket.send_multipart([topic, _SEQUENCE.pack(self.sequence), encode(event)])
 
     def close(self) -> None:
+        self._loop.remove_reader(self._socket)
         self._socket.close()
+
+    def _on_readable(self) -> None:
+        """[1][topic] when the first reader of a topic comes, [0][topic] when its last has left."""
+        while True:
+            try:
+                message = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if message[:1] == b"\x01" and len(self._topics) < MAX_TOPICS:
+                self._topics.add(message[1:])
+            elif message[:1] == b"\x00":
+                self._topics.discard(message[1:])
 
 
 class Subscriber:

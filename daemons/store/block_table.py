@@ -13,6 +13,8 @@ from daemons.protocol.block import BlockMeta
 from daemons.protocol.prefix_hash import HASH_BYTES
 
 NO_ROW = -1
+GROW_ROWS = 1024
+"""Columns grow by so many at once: one call per column and block costs more than all else."""
 
 
 class Kind(NamedTuple):
@@ -38,6 +40,8 @@ class BlockTable:
         self.kinds: list[Kind | None] = []
         self.num_by_kind = array("q")
         self._kind_ids: dict[Kind, int] = {}
+        self._num_used = 0
+        """Rows that were ever in use; those above are blank."""
         self._free = array("i")
 
     def __len__(self) -> int:
@@ -48,23 +52,19 @@ class BlockTable:
         kind = self._acquire_kind(Kind(meta.namespace, meta.model, meta.tenant))
         if self._free:
             row = self._free.pop()
-            at = row * HASH_BYTES
-            self.hashes[at : at + HASH_BYTES] = meta.hash
-            self.parents[at : at + HASH_BYTES] = meta.parent
-            self.depth[row] = meta.depth
-            self.num_tokens[row] = meta.num_tokens
-            self.kind[row] = kind
-            self.created_s[row] = now_s
-            self.head[row] = NO_ROW
         else:
-            row = len(self.kind)
-            self.hashes += meta.hash
-            self.parents += meta.parent
-            self.depth.append(meta.depth)
-            self.num_tokens.append(meta.num_tokens)
-            self.kind.append(kind)
-            self.created_s.append(now_s)
-            self.head.append(NO_ROW)
+            row = self._num_used
+            self._num_used += 1
+            if row == len(self.kind):
+                self._grow()
+        at = row * HASH_BYTES
+        self.hashes[at : at + HASH_BYTES] = meta.hash
+        self.parents[at : at + HASH_BYTES] = meta.parent
+        self.depth[row] = meta.depth
+        self.num_tokens[row] = meta.num_tokens
+        self.kind[row] = kind
+        self.created_s[row] = now_s
+        self.head[row] = NO_ROW
         self.row_by_hash[meta.hash] = row
         return row
 
@@ -102,6 +102,15 @@ class BlockTable:
         """Hashes as (first, last) 8 bytes, big-endian, so that numbers sort as the bytes do; copies."""
         pairs = np.frombuffer(bytes(self.hashes), ">u8").reshape(-1, 2)
         return pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.uint64)
+
+    def _grow(self) -> None:
+        self.hashes += bytes(GROW_ROWS * HASH_BYTES)
+        self.parents += bytes(GROW_ROWS * HASH_BYTES)
+        self.depth.extend([0] * GROW_ROWS)
+        self.num_tokens.extend([0] * GROW_ROWS)
+        self.kind.extend([NO_ROW] * GROW_ROWS)
+        self.created_s.extend([0.0] * GROW_ROWS)
+        self.head.extend([NO_ROW] * GROW_ROWS)
 
     def _acquire_kind(self, kind: Kind) -> int:
         kind_id = self._kind_ids.get(kind)

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from daemons.store.block_table import GROW_ROWS
+
 
 class LeaseTable:
     """Indexed by block row. Times are seconds of the caller's clock; they only grow."""
@@ -19,12 +21,12 @@ class LeaseTable:
 
     def add(self, row: int, *, now_s: float) -> None:
         """A new or reused row: used now, not leased."""
-        if row == len(self.used_s):
-            self.used_s.append(now_s)
-            self.until_s.append(0.0)
-        else:
-            self.used_s[row] = now_s
-            self.until_s[row] = 0.0
+        if row >= len(self.used_s):
+            num_new = row + GROW_ROWS - len(self.used_s)
+            self.used_s.extend([0.0] * num_new)
+            self.until_s.extend([0.0] * num_new)
+        self.used_s[row] = now_s
+        self.until_s[row] = 0.0
 
     def touch(self, rows: Iterable[int], *, now_s: float, lease_s: float) -> None:
         """Used now, and leased for `lease_s` unless a longer lease is held."""

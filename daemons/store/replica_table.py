@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daemons.core.ids import HostId, NodeId
 from daemons.protocol.block import SealedBlock
 from daemons.protocol.segment import RegionRef
-from daemons.store.block_table import NO_ROW
+from daemons.store.block_table import GROW_ROWS, NO_ROW
 
 
 @dataclass(slots=True)
@@ -47,6 +47,8 @@ class ReplicaTable:
         self.named_until_s = array("d")
         self.slots: list[Slot | None] = []
         self.num_rows = 0
+        self._num_used = 0
+        """Rows that were ever in use; those above are blank."""
         self._free = array("i")
 
     def open_slot(self, opened: Slot) -> int:
@@ -66,12 +68,10 @@ class ReplicaTable:
         if self._free:
             row = self._free.pop()
         else:
-            row = len(self.slot)
-            for column in (self.slot, self.block, self.next, self.trailer_bytes, self.num_layers):
-                column.append(0)
-            for wide in (self.offset, self.length, self.version, self.seal_checksum):
-                wide.append(0)
-            self.named_until_s.append(0.0)
+            row = self._num_used
+            self._num_used += 1
+            if row == len(self.slot):
+                self._grow()
         self.slot[row] = slot
         self.block[row] = block
         self.next[row] = NO_ROW
@@ -106,6 +106,14 @@ class ReplicaTable:
 
     def is_dropped_by_slot(self) -> NDArray[np.bool_]:
         return np.array([held is None or held.is_dropped for held in self.slots], bool)
+
+    def _grow(self) -> None:
+        self.slot.extend([NO_ROW] * GROW_ROWS)
+        for column in (self.block, self.next, self.trailer_bytes, self.num_layers):
+            column.extend([0] * GROW_ROWS)
+        for wide in (self.offset, self.length, self.version, self.seal_checksum):
+            wide.extend([0] * GROW_ROWS)
+        self.named_until_s.extend([0.0] * GROW_ROWS)
 
     def _place(self, row: int, sealed: SealedBlock) -> None:
         self.offset[row] = sealed.offset

@@ -1,0 +1,396 @@
+"""The directory against a plain model of it, and the promises that a model cannot state."""
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from daemons.core.errors import NotFound, ProtocolError, Rejected
+from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
+from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
+from daemons.protocol.prefix_hash import block_hashes, root_hash
+from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.store.directory import RENAME_AFTER_S, Directory
+from daemons.store.listing import list_blocks, select_replicas, total
+
+NAMESPACE = b"n" * 16
+LENGTH = 100
+N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
+H0, H1 = HostId("h0"), HostId("h1")
+HOSTS = {N0: H0, N1: H1, N2: H1}
+
+
+def region(host: HostId = H0) -> RegionRef:
+    address = DataAddress(host_id=host, unix_path="/u", tcp="127.0.0.1:1", epoch=Epoch(1))
+    return RegionRef(address=address, region_id=1, size_bytes=1 << 30)
+
+
+def chain(seed: int, num_blocks: int = 6) -> list[BlockHash]:
+    return block_hashes(NAMESPACE, [seed * 1000 + i for i in range(num_blocks * 16)], 16)
+
+
+def sealed(hashes: list[BlockHash], *, model: str = "m", tenant: str = "") -> list[SealedBlock]:
+    parents = [root_hash(NAMESPACE), *hashes]
+    return [
+        SealedBlock(
+            meta=BlockMeta(
+                hash=block_hash,
+                parent=parents[depth],
+                namespace=NAMESPACE,
+                depth=depth,
+                num_tokens=16,
+                model=model,
+                tenant=tenant,
+            ),
+            offset=depth * LENGTH,
+            length=LENGTH,
+            trailer_bytes=8,
+            version=1,
+            seal_checksum=9,
+            num_layers=2,
+        )
+        for depth, block_hash in enumerate(hashes)
+    ]
+
+
+def directory(*nodes: NodeId) -> Directory:
+    made = Directory()
+    for node in nodes or (N0,):
+        made.add_node(node, HOSTS[node], region(HOSTS[node]))
+    return made
+
+
+CHAINS = [chain(seed) for seed in range(4)]
+ALL = [block for made in CHAINS for block in sealed(made)]
+BLOCK_BY_HASH = {block.meta.hash: block for block in ALL}
+nodes = st.sampled_from([N0, N1, N2])
+chains = st.sampled_from(CHAINS)
+lengths = st.integers(1, 6)
+
+
+class DirectoryMachine(RuleBasedStateMachine):
+    """Model: node -> set of hashes, leases and uses by hash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = Directory()
+        self.held: dict[NodeId, set[BlockHash]] = {}
+        self.leased_until_s: dict[BlockHash, float] = {}
+        self.named_until_s: dict[tuple[NodeId, BlockHash], float] = {}
+        self.now_s = 0.0
+
+    @initialize()
+    def start(self) -> None:
+        self.join(N0)
+
+    @rule(node=nodes)
+    def join(self, node: NodeId) -> None:
+        self.real.add_node(node, HOSTS[node], region(HOSTS[node]))
+        self._forget(node)
+        self.held[node] = set()
+
+    @rule(node=nodes)
+    def drop(self, node: NodeId) -> None:
+        assert self.real.drop_node(node) == len(self.held.get(node, ()))
+        self._forget(node)
+
+    @rule(node=nodes, hashes=chains, start=st.integers(0, 5), count=lengths)
+    def seal(self, node: NodeId, hashes: list[BlockHash], start: int, count: int) -> None:
+        blocks = [BLOCK_BY_HASH[h] for h in hashes[start : start + count]]
+        if node not in self.held:
+            with pytest.raises(NotFound):
+                self.real.record_sealed(node, blocks, now_s=self.now_s)
+            return
+        new = self.real.record_sealed(node, blocks, now_s=self.now_s)
+        assert {b.meta.hash for b in new} == {b.meta.hash for b in blocks} - self.held[node]
+        for block in blocks:
+            self.held[node].add(block.meta.hash)
+            self.named_until_s.pop((node, block.meta.hash), None)
+
+    @rule(node=nodes, hashes=chains, count=lengths)
+    def free(self, node: NodeId, hashes: list[BlockHash], count: int) -> None:
+        if node in self.held:
+            freed = self.real.record_freed(node, hashes[-count:])
+            assert set(freed) == self.held[node] & set(hashes[-count:])
+            self._free(node, freed)
+
+    @rule(hashes=chains, count=lengths, lease_s=st.sampled_from([0.0, 1.0, 5.0]))
+    def match(self, hashes: list[BlockHash], count: int, lease_s: float) -> None:
+        asked = hashes[:count]
+        expected = []
+        for block_hash in asked:
+            if not self._readable(block_hash):
+                break
+            expected.append(block_hash)
+        found = self.real.match_prefix(asked, now_s=self.now_s, lease_s=lease_s, near=H1)
+        assert [location.hash for location in found] == expected
+        for location in found:
+            readable = self._readable(location.hash)
+            assert location.node in readable
+            assert location.host_id == H1 or not any(HOSTS[node] == H1 for node in readable)
+        self._lease(expected, lease_s)
+
+    @rule(hashes=chains, index=st.integers(0, 5), lease_s=st.sampled_from([0.0, 3.0]))
+    def locate(self, hashes: list[BlockHash], index: int, lease_s: float) -> None:
+        (found,) = self.real.locate([hashes[index]], now_s=self.now_s, lease_s=lease_s)
+        assert {location.node for location in found} == set(self._readable(hashes[index]))
+        if found:
+            self._lease([hashes[index]], lease_s)
+
+    @rule(node=nodes, num_bytes=st.integers(0, 1000))
+    def victims(self, node: NodeId, num_bytes: int) -> None:
+        named = self.real.victims(node, num_bytes, now_s=self.now_s)
+        assert len(set(named)) == len(named)
+        assert len(named) <= -(-num_bytes // LENGTH)
+        for block_hash in named:
+            assert block_hash in self.held[node]
+            assert self.leased_until_s.get(block_hash, 0) <= self.now_s
+            assert self.named_until_s.get((node, block_hash), 0) <= self.now_s
+            self.named_until_s[node, block_hash] = self.now_s + RENAME_AFTER_S
+
+    @rule(count=st.integers(1, 20))
+    def sweep(self, count: int) -> None:
+        for node, block_hash in self.real.sweep(count):
+            assert block_hash not in self.held.get(node, set())
+
+    @rule(seconds=st.sampled_from([0.01, 0.7, 2.0, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @invariant()
+    def agrees(self) -> None:
+        self.real.check_invariants()
+        totals = total(self.real, now_s=self.now_s)
+        everything = set().union(*self.held.values()) if self.held else set()
+        assert totals.num_blocks == len(everything)
+        assert totals.num_replicas == sum(len(held) for held in self.held.values())
+        assert totals.blocks_by_model == ({"m": len(everything)} if everything else {})
+        listed, has_more = list_blocks(
+            self.real, BlockFilter(), after=None, limit=100, now_s=self.now_s
+        )
+        assert [block.meta.hash for block in listed] == sorted(everything)
+        assert not has_more
+        for block in listed:
+            assert set(block.nodes) == {
+                n for n, held in self.held.items() if block.meta.hash in held
+            }
+            assert block.meta == BLOCK_BY_HASH[block.meta.hash].meta
+        selected = select_replicas(self.real, BlockFilter(), now_s=self.now_s)
+        assert {node: set(held) for node, held in selected.items()} == {
+            node: held for node, held in self.held.items() if held
+        }
+
+    def _readable(self, block_hash: BlockHash) -> list[NodeId]:
+        return [
+            node
+            for node, held in self.held.items()
+            if block_hash in held and self.named_until_s.get((node, block_hash), 0) <= self.now_s
+        ]
+
+    def _lease(self, hashes: list[BlockHash], lease_s: float) -> None:
+        for block_hash in hashes:
+            until_s = self.now_s + lease_s
+            self.leased_until_s[block_hash] = max(
+                self.leased_until_s.get(block_hash, 0), until_s if lease_s else 0
+            )
+
+    def _free(self, node: NodeId, freed: list[BlockHash]) -> None:
+        self.held[node] -= set(freed)
+        for block_hash in freed:
+            self.named_until_s.pop((node, block_hash), None)
+
+    def _forget(self, node: NodeId) -> None:
+        self._free(node, list(self.held.get(node, ()))) if node in self.held else None
+        self.held.pop(node, None)
+
+
+TestDirectoryMachine = DirectoryMachine.TestCase
+TestDirectoryMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_victims_go_from_the_end_of_the_oldest_prefix() -> None:
+    made = directory()
+    old, new = chain(1), chain(2)
+    made.record_sealed(N0, sealed(old), now_s=1)
+    made.record_sealed(N0, sealed(new), now_s=2)
+    assert made.victims(N0, 3 * LENGTH, now_s=3) == [old[5], old[4], old[3]]
+
+
+def test_parent_outlives_a_child_that_is_in_use() -> None:
+    made = directory()
+    hashes, other = chain(1), chain(2)
+    made.record_sealed(N0, sealed(hashes), now_s=1)
+    made.record_sealed(N0, sealed(other), now_s=2)
+    made.locate([hashes[5]], now_s=3, lease_s=0.5)
+    victims = made.victims(N0, 12 * LENGTH, now_s=4)
+    assert victims == [*reversed(other), *reversed(hashes)]
+
+
+def test_child_sealed_late_keeps_its_parents() -> None:
+    made = directory()
+    hashes, other = chain(1), chain(2)
+    made.record_sealed(N0, sealed(hashes)[:5], now_s=1)
+    made.record_sealed(N0, sealed(other), now_s=2)
+    made.record_sealed(N0, sealed(hashes)[5:], now_s=3)
+    assert made.victims(N0, LENGTH * 6, now_s=4) == list(reversed(other))
+
+
+def test_leased_blocks_are_never_victims() -> None:
+    made = directory()
+    hashes = chain(1)
+    made.record_sealed(N0, sealed(hashes), now_s=1)
+    made.match_prefix(hashes[:4], now_s=2, lease_s=10)
+    assert made.victims(N0, 10_000, now_s=3) == [hashes[5], hashes[4]]
+    assert made.victims(N0, 10_000, now_s=13) == [hashes[5], hashes[4], *reversed(hashes[:4])]
+
+
+def test_a_victim_is_named_once_a_second_and_counts_as_freed() -> None:
+    made = directory()
+    hashes = chain(1)
+    made.record_sealed(N0, sealed(hashes), now_s=1)
+    assert made.victims(N0, 2 * LENGTH, now_s=2) == [hashes[5], hashes[4]]
+    assert made.victims(N0, 2 * LENGTH, now_s=2.1) == []
+    assert made.victims(N0, 3 * LENGTH, now_s=2.1) == [hashes[3]]
+    made.record_freed(N0, [hashes[5]])
+    assert made.victims(N0, 3 * LENGTH, now_s=2.2) == [hashes[2]]
+    assert made.victims(N0, LENGTH, now_s=4) == [hashes[4]]
+
+
+def test_a_named_victim_is_not_offered_to_readers() -> None:
+    made = directory()
+    hashes = chain(1)
+    made.record_sealed(N0, sealed(hashes), now_s=1)
+    made.victims(N0, LENGTH, now_s=2)
+    assert len(made.match_prefix(hashes, now_s=2, lease_s=1)) == 5
+    assert len(made.match_prefix(hashes, now_s=2 + RENAME_AFTER_S, lease_s=1)) == 6
+
+
+def test_victims_are_bounded_per_call() -> None:
+    made = directory()
+    made.record_sealed(N0, sealed(chain(1)), now_s=1)
+    assert len(made.victims(N0, 10_000, now_s=2, max_blocks=2)) == 2
+
+
+def test_readers_prefer_their_host_and_nodes_that_are_not_suspect() -> None:
+    made = directory(N0, N1)
+    hashes = chain(1)
+    for node in (N0, N1):
+        made.record_sealed(node, sealed(hashes), now_s=1)
+
+    def picked(near: HostId) -> set[NodeId]:
+        return {loc.node for loc in made.match_prefix(hashes, now_s=2, lease_s=0, near=near)}
+
+    assert (picked(H0), picked(H1)) == ({N0}, {N1})
+    made.set_suspect(N1, True)
+    assert (picked(H0), picked(H1)) == ({N0}, {N0})
+    made.set_suspect(N0, True)
+    assert (picked(H0), picked(H1)) == ({N0}, {N1})
+
+
+def test_leading_by_host_counts_unbroken_prefixes() -> None:
+    made = directory(N0, N1)
+    hashes = chain(1)
+    made.record_sealed(N0, sealed(hashes)[:4], now_s=1)
+    made.record_sealed(N1, sealed(hashes)[:2] + sealed(hashes)[3:], now_s=1)
+    rows = made.find_prefix(hashes, now_s=2)
+    assert len(rows) == 6
+    assert made.leading_by_host(rows, now_s=2) == {H0: 4, H1: 2}
+
+
+def test_looking_changes_neither_recency_nor_counts() -> None:
+    made = directory()
+    hashes, other = chain(1), chain(2)
+    made.record_sealed(N0, sealed(hashes), now_s=1)
+    made.record_sealed(N0, sealed(other), now_s=2)
+    made.match_prefix(hashes, now_s=3, lease_s=0)
+    made.locate(hashes, now_s=3, lease_s=0)
+    assert made.lookups.num_lookups == 0
+    assert made.victims(N0, LENGTH, now_s=4) == [hashes[5]]
+
+
+def test_dropped_node_is_gone_at_once_and_its_return_starts_empty() -> None:
+    made = directory()
+    hashes = chain(1)
+    made.record_sealed(N0, sealed(hashes), now_s=1)
+    assert made.drop_node(N0) == 6
+    assert made.match_prefix(hashes, now_s=2, lease_s=1) == []
+    assert total(made, now_s=2).num_blocks == 0
+    made.add_node(N0, H0, region())
+    made.record_sealed(N0, sealed(hashes)[:2], now_s=3)
+    swept = [made.sweep(1) for _ in range(6)]
+    assert sorted(block for batch in swept for _, block in batch) == sorted(hashes[2:])
+    assert len(made.match_prefix(hashes, now_s=4, lease_s=1)) == 2
+    assert made.sweep(100) == []
+    made.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"offset": -1}, {"length": 1 << 63}, {"version": -5}, {"trailer_bytes": 1 << 40}],
+)
+def test_a_report_with_a_bad_number_is_refused_whole(change: dict[str, int]) -> None:
+    made = directory()
+    blocks = sealed(chain(1))
+    blocks[4] = msgspec.structs.replace(blocks[4], **change)
+    with pytest.raises(ProtocolError):
+        made.record_sealed(N0, blocks, now_s=1)
+    assert len(made.blocks) == 0
+    made.check_invariants()
+
+
+def test_filters_select_by_model_tenant_age_prefix_and_node() -> None:
+    made = directory(N0, N1)
+    a, b = chain(1), chain(2)
+    made.record_sealed(N0, sealed(a, model="ma", tenant="t"), now_s=1)
+    made.record_sealed(N1, sealed(b, model="mb"), now_s=50)
+
+    def count(**wanted: object) -> int:
+        found, _ = list_blocks(
+            made,
+            BlockFilter(**wanted),  # type: ignore[arg-type]
+            after=None,
+            limit=100,
+            now_s=60,
+        )
+        return len(found)
+
+    assert count(model="ma") == 6
+    assert count(model="none") == 0
+    assert count(tenant="t") == 6
+    assert count(tenant="") == 6
+    assert count(older_than_s=20) == 6
+    assert count(node=N1) == 6
+    assert count(node=N1, model="ma") == 0
+    assert count(node=NodeId("unknown")) == 0
+    assert count(hash_prefix=a[2].hex()) == 1
+    assert count(hash_prefix=a[2].hex()[:1]) >= 1
+    for bad in ("zz", "0" * 33, "-1"):
+        with pytest.raises(Rejected):
+            count(hash_prefix=bad)
+
+
+def test_pages_end_although_their_last_block_was_freed() -> None:
+    made = directory()
+    for seed in range(10):
+        made.record_sealed(N0, sealed(chain(seed)), now_s=1)
+    seen: list[BlockHash] = []
+    after = None
+    while True:
+        page, has_more = list_blocks(made, BlockFilter(), after=after, limit=7, now_s=2)
+        seen += [block.meta.hash for block in page]
+        after = page[-1].meta.hash
+        made.record_freed(N0, [after])
+        if not has_more:
+            break
+    assert seen == sorted(h for seed in range(10) for h in chain(seed))
+
+
+def test_kinds_are_forgotten_with_their_last_block() -> None:
+    made = directory()
+    for tenant in range(50):
+        hashes = chain(tenant)
+        made.record_sealed(N0, sealed(hashes, tenant=f"t{tenant}"), now_s=1)
+        made.record_freed(N0, hashes)
+    assert len(made.blocks.kinds) == 1
+    assert len(made.blocks.kind) == 1024
