@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from daemons.client.channel_pool import ChannelPool
-from daemons.client.retry import GiveUp, Progress, Retry, Stage
+from daemons.client.retry import MAX_RETRIES, GiveUp, Progress, Retry, Stage
 from daemons.core.errors import McError, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, RequestId
 from daemons.protocol.messages import Part, Reply
@@ -45,12 +45,16 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnd:
-    """How it ended well. `reply` is None when a stopped request's node did not answer in time."""
+    """How it ended: with a reply, with an error, or with neither when a stopped request's node did not answer.
+
+    `plan` is that of the last attempt that had one, and `request_id` the last attempt's.
+    """
 
     request_id: RequestId
-    plan: Plan
+    plan: Plan | None
     reply: GenerateReply | None
     num_retries: int
+    error: McError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Listener:
     """Called in the loop's thread: any number of `on_tokens`, then exactly one `on_end`, unless cancelled."""
 
     on_tokens: Callable[[list[int]], object]
-    on_end: Callable[[GenerationEnd | McError], object]
+    on_end: Callable[[GenerationEnd], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Cluster:
     master: Channel
     decodes: ChannelPool
     schedule_timeout_s: float = 1.0
+    max_retries: int = MAX_RETRIES
 
 
 class Generation:
@@ -77,13 +82,15 @@ class Generation:
     def __init__(
         self, cluster: Cluster, request: GenerationRequest, listener: Listener, deadline_s: float
     ) -> None:
-        self.progress = Progress(max_tokens=request.sampling.max_tokens)
+        self.progress = Progress(request.sampling.max_tokens, cluster.max_retries)
         self._cluster = cluster
         self._request = request
         self._listener = listener
         self._ends_at_s = cluster.loop.clock() + deadline_s
         self._attempt_id = request.request_id
         self._plan: Plan | None = None
+        self._is_at_decode = False
+        """A decode node may be at work on the current attempt."""
         self._pending: Pending | None = None
         self._timer: Timer | None = None
         self._is_stopping = False
@@ -96,12 +103,14 @@ class Generation:
         """The text met a stop string: the node is told, its account is awaited for a moment."""
         if self._is_done or self._is_stopping:
             return
-        if self._plan is None or self._pending is None:
-            self._finish(Unavailable("stopped before it was generated"))
-            return
-        self._is_stopping = True
-        self._send_cancel()
-        self._timer = self._cluster.loop.call_later(STOP_REPLY_S, self._end, None)
+        if self._plan is None:
+            self._finish(error=Unavailable("stopped before it was generated"))
+        elif not self._is_at_decode:
+            self._finish()  # its node has failed meanwhile, but all that is needed was delivered
+        else:
+            self._is_stopping = True
+            self._send_cancel()
+            self._timer = self._cluster.loop.call_later(STOP_REPLY_S, self._finish)
 
     def cancel(self) -> None:
         """The client is gone: no callback comes any more."""
@@ -111,7 +120,7 @@ class Generation:
 
     def _schedule(self) -> None:
         self.progress.start_attempt()
-        self._plan, self._pending, self._timer = None, None, None
+        self._pending, self._timer = None, None
         attempt = self.progress.num_attempts - 1
         base = self._request.request_id
         self._attempt_id = RequestId(f"{base}.{attempt}") if attempt else base
@@ -136,7 +145,7 @@ class Generation:
         if self._is_done:
             return
         if isinstance(reply, Plan):
-            self._plan = reply
+            self._plan, self._is_at_decode = reply, True
             self._generate(reply)
         else:
             self._on_failure(_as_error(reply, "Schedule"), "schedule")
@@ -176,7 +185,7 @@ class Generation:
         if self._is_done:
             return
         if self._is_stopping:
-            self._end(reply if isinstance(reply, GenerateReply) else None)
+            self._finish(reply if isinstance(reply, GenerateReply) else None)
         elif not isinstance(reply, GenerateReply):
             self._on_failure(_as_error(reply, "Generate"), "generate")
         elif reply.finish_reason == "cancelled":
@@ -189,7 +198,7 @@ class Generation:
             except ProtocolError as error:
                 self._fail_for_good(error)
                 return
-            self._end(reply)
+            self._finish(reply)
 
     def _on_failure(self, error: McError, stage: Stage) -> None:
         if stage == "generate":
@@ -199,25 +208,22 @@ class Generation:
             error, stage=stage, plan=self._plan, left_s=self._left_s()
         ):
             case Retry(delay_s=delay_s):
-                self._pending = None
                 self._timer = self._cluster.loop.call_later(delay_s, self._schedule)
             case GiveUp(error=final):
-                self._finish(final)
+                self._finish(error=final)
 
     def _fail_for_good(self, error: McError) -> None:
         self._send_cancel()
-        self._finish(error)
+        self._finish(error=error)
 
-    def _end(self, reply: GenerateReply | None) -> None:
+    def _finish(self, reply: GenerateReply | None = None, *, error: McError | None = None) -> None:
         if self._is_done:
             return
-        assert self._plan is not None, "it ended without a plan"
-        num_retries = self.progress.num_attempts - 1
-        self._finish(GenerationEnd(self._attempt_id, self._plan, reply, num_retries))
-
-    def _finish(self, outcome: GenerationEnd | McError) -> None:
         self._close()
-        self._listener.on_end(outcome)
+        num_retries = self.progress.num_attempts - 1
+        self._listener.on_end(
+            GenerationEnd(self._attempt_id, self._plan, reply, num_retries, error)
+        )
 
     def _close(self) -> None:
         self._is_done = True
@@ -226,8 +232,9 @@ class Generation:
                 running.cancel()
 
     def _send_cancel(self) -> None:
-        if self._plan is None:
+        if self._plan is None or not self._is_at_decode:
             return
+        self._is_at_decode = False
         try:
             channel = self._cluster.decodes.get(self._plan.decode.control)
             channel.post(Cancel(request_id=self._attempt_id))

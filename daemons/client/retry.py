@@ -48,6 +48,7 @@ class Progress:
     """One request over all its attempts."""
 
     max_tokens: int
+    max_retries: int = MAX_RETRIES
     delivered: list[int] = field(default_factory=list)
     num_retries: int = 0
     num_replays: int = 0
@@ -101,7 +102,7 @@ class Progress:
             self.num_replays += 1
             return self.num_replays <= MAX_REPLAYS
         self.num_retries += 1
-        return self.num_retries <= MAX_RETRIES
+        return self.num_retries <= self.max_retries
 
     def _after_refused_schedule(self, error: McError) -> Retry | GiveUp:
         """Avoiding a node is a wish: without another one, a node that only stumbled is asked again, once."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from daemons.client.generate import GenerationEnd
 from daemons.core.clock import Clock
-from daemons.core.errors import McError
 from daemons.mc_gateway.api_reply import ChoiceResult, Finish, describe_end
 from daemons.mc_gateway.bridge import TokenStream
 from daemons.mc_gateway.metrics import GatewayMetrics
@@ -42,15 +41,20 @@ class Choice:
         self._stops = StopFilter(stops)
         self._pieces: list[str] = []
 
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string was met: the answer is complete, whatever becomes of its node."""
+        return self._stops.stopped_by is not None
+
     def push(self, tokens: list[int]) -> str:
         """Text to show. Tokens one by one, so that those after a stop string are neither shown nor counted."""
         shown = []
         for token in tokens:
-            if self._stops.stopped_by is not None:
+            if self.is_stopped:
                 break
             self.num_tokens += 1
             shown.append(self._stops.push(self._detokenizer.push((token,))))
-            if self._stops.stopped_by is not None:
+            if self.is_stopped:
                 self.stream.stop()
         text = "".join(shown)
         self._pieces.append(text)
@@ -61,9 +65,7 @@ class Choice:
         text = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
         self._pieces.append(text)
         finish: Finish = "length"
-        if self._stops.stopped_by is not None or (
-            end.reply is not None and end.reply.finish_reason == "stop"
-        ):
+        if self.is_stopped or (end.reply is not None and end.reply.finish_reason == "stop"):
             finish = "stop"
         self.result = ChoiceResult(
             text="".join(self._pieces),
@@ -125,10 +127,10 @@ class Answer:
             self._measure(choice, len(tokens))
         text = choice.push(tokens)
         end = choice.stream.end
-        if isinstance(end, McError):
-            raise end
         if end is None:
             return Update(index, text) if tokens else None
+        if end.error is not None and not choice.is_stopped:
+            raise end.error
         first_s = choice.first_token_s if choice.first_token_s is not None else self._clock()
         text += choice.finish(end, first_s - self._began_s)
         return Update(index, text, choice.result)

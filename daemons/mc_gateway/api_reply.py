@@ -62,12 +62,12 @@ def describe_end(end: GenerationEnd, ttft_s: float) -> Mooncake:
     timing = reply.timing if reply is not None else Timing()
     return Mooncake(
         request_id=end.request_id,
-        prefill=end.plan.prefill.node,
-        decode=end.plan.decode.node,
+        prefill=end.plan.prefill.node if end.plan is not None else "",
+        decode=end.plan.decode.node if end.plan is not None else "",
         reused_tokens=reply.num_reused_tokens if reply is not None else 0,
         published_blocks=reply.num_published_blocks if reply is not None else 0,
         ttft_s=ttft_s,
-        predicted_ttft_s=end.plan.predicted_ttft_s,
+        predicted_ttft_s=end.plan.predicted_ttft_s if end.plan is not None else 0.0,
         pulled_bytes=timing.pulled_bytes,
         loaded_bytes=timing.loaded_bytes,
         num_retries=end.num_retries,

@@ -1,108 +1,44 @@
-"""Bodies of the two endpoints as structs, and what they ask for once checked. Pure.
+"""What a body asks for, once checked. Pure.
 
 Every field of OpenAI's API is either obeyed, ignored because it cannot change the answer here, or refused by name
 when it asks for something this server does not do. Unknown fields are refused: a misspelt one would be lost silently.
 """
 
-import difflib
-import re
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from daemons.mc_gateway.api_error import ApiError, bad_request
+from daemons.mc_gateway.api_body import (
+    COUNTED_BYTES,
+    NULL,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    ContentPart,
+    decode_field,
+)
+from daemons.mc_gateway.api_error import bad_request
 from daemons.protocol.request import CacheUse
 
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 1024
 MAX_PROMPTS: Final = 64
+MAX_PROMPT_IDS: Final = 2**18
+
 SEED_LIMIT: Final = 2**63
 
-Json = dict[str, msgspec.Raw]
+_NOTHING: Final = frozenset({b"null", b"[]", b"{}"})
+_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
 
 
-class ContentPart(msgspec.Struct, frozen=True):
+class _ResponseFormat(msgspec.Struct):
     type: str
-    text: str | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """Unknown fields pass: clients send answers back with all that came with them."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: msgspec.Raw | None = None
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = False
-
-
-class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    # Extras of this server.
-    top_k: int | None = None
-    ignore_eos: bool | None = None
-    kv_cache: CacheUse | None = None
-    # Refused unless they say what happens anyway.
-    n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Json | None = None
-    # Ignored.
-    user: msgspec.Raw | None = None
-    metadata: msgspec.Raw | None = None
-
-
-class ChatBody(_Common, frozen=True, kw_only=True):
-    """POST /v1/chat/completions"""
-
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
-    chat_template_kwargs: dict[str, object] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[msgspec.Raw] | None = None
-    functions: list[msgspec.Raw] | None = None
-    tool_choice: str | Json | None = None
-    function_call: str | Json | None = None
-    response_format: Json | None = None
-    modalities: list[str] | None = None
-    audio: Json | None = None
-    web_search_options: Json | None = None
-    parallel_tool_calls: msgspec.Raw | None = None
-    prediction: msgspec.Raw | None = None
-    prompt_cache_key: msgspec.Raw | None = None
-    prompt_cache_options: msgspec.Raw | None = None
-    prompt_cache_retention: msgspec.Raw | None = None
-    reasoning_effort: msgspec.Raw | None = None
-    safety_identifier: msgspec.Raw | None = None
-    service_tier: msgspec.Raw | None = None
-    store: msgspec.Raw | None = None
-    verbosity: msgspec.Raw | None = None
-
-
-class CompletionBody(_Common, frozen=True, kw_only=True):
-    """POST /v1/completions; `prompt` is a string, token ids, or a list of either."""
-
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-
-
-Body = TypeVar("Body", ChatBody, CompletionBody)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, object] | None)
+_STRINGS: Final = msgspec.json.Decoder(str | list[str] | None)
+_FORMAT: Final = msgspec.json.Decoder(_ResponseFormat | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +57,6 @@ class Options:
     is_stream: bool
     include_usage: bool
     cache: CacheUse
-
-
-def parse_body(body: bytes, kind: type[Body]) -> Body:
-    """Raises ApiError 400 naming the parameter."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _explained(str(error), kind) from None
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise bad_request("the body nests too deep", code="invalid_json") from None
 
 
 def chat_options(body: ChatBody) -> Options:
@@ -160,11 +84,23 @@ def template_messages(body: ChatBody) -> list[dict[str, object]]:
     return [_template_message(message, index) for index, message in enumerate(body.messages)]
 
 
+def template_variables(body: ChatBody) -> dict[str, object]:
+    """Extra names for the chat template."""
+    given = decode_field(body.chat_template_kwargs, _OBJECT, "chat_template_kwargs")
+    return given or {}
+
+
 def prompts(body: CompletionBody) -> list[str | list[int]]:
     """One entry per choice: text, or token ids."""
-    if isinstance(body.prompt, str):
-        return [body.prompt]
-    given = body.prompt
+    raw = bytes(body.prompt)
+    if raw.startswith(b"[") and len(raw) > COUNTED_BYTES and raw.count(b",") > MAX_PROMPT_IDS:
+        raise bad_request(f"prompt lists more than {MAX_PROMPT_IDS} items", "prompt")
+    try:
+        given = _decode_prompt(raw)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"prompt: {error}", "prompt", "invalid_type") from None
+    if isinstance(given, str):
+        return [given]
     if not given:
         raise bad_request("prompt is an empty list", "prompt")
     if all(isinstance(item, int) for item in given):
@@ -183,7 +119,7 @@ def _options(body: ChatBody | CompletionBody, max_tokens: int | None, name: str)
     _refuse(body.n not in (None, 1), "n", "only n=1 is supported; send the request n times")
     for penalty in ("presence_penalty", "frequency_penalty"):
         _refuse(bool(getattr(body, penalty)), penalty, f"{penalty} is not supported; leave it at 0")
-    _refuse(bool(body.logit_bias), "logit_bias", "logit_bias is not supported")
+    _refuse(_asks(body.logit_bias), "logit_bias", "logit_bias is not supported")
     top_k = body.top_k or 0
     temperature = 1.0 if body.temperature is None else body.temperature
     top_p = 1.0 if body.top_p is None else body.top_p
@@ -210,7 +146,7 @@ def _options(body: ChatBody | CompletionBody, max_tokens: int | None, name: str)
         top_p=max(top_p, 1e-6),
         top_k=max(top_k, 0),
         seed=None if body.seed is None else body.seed % SEED_LIMIT,
-        stops=_stops(body.stop),
+        stops=_stops(decode_field(body.stop, _STRINGS, "stop")),
         ignore_eos=bool(body.ignore_eos),
         is_stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -238,20 +174,27 @@ def _refuse_chat_extras(body: ChatBody) -> None:
     _refuse(bool(body.logprobs), "logprobs", "log probabilities are not supported")
     _refuse(bool(body.top_logprobs), "top_logprobs", "log probabilities are not supported")
     for name in ("tools", "functions"):
-        _refuse(bool(getattr(body, name)), name, "tool calling is not supported; send no tools")
+        _refuse(_asks(getattr(body, name)), name, "tool calling is not supported; send no tools")
     for name in ("tool_choice", "function_call"):
+        choice = getattr(body, name)
         _refuse(
-            getattr(body, name) not in (None, "none", "auto"), name, "tool calling is not supported"
+            _asks(choice) and bytes(choice) not in (b'"none"', b'"auto"'),
+            name,
+            "tool calling is not supported",
         )
-    _refuse(bool(body.audio), "audio", "only text is supported")
-    _refuse(body.modalities not in (None, [], ["text"]), "modalities", "only text is supported")
-    _refuse(bool(body.web_search_options), "web_search_options", "web search is not supported")
-    form = (body.response_format or {}).get("type")
+    _refuse(_asks(body.audio), "audio", "only text is supported")
+    modalities = decode_field(body.modalities, _STRINGS, "modalities")
+    _refuse(modalities not in (None, [], ["text"]), "modalities", "only text is supported")
+    _refuse(_asks(body.web_search_options), "web_search_options", "web search is not supported")
+    form = decode_field(body.response_format, _FORMAT, "response_format")
     _refuse(
-        form is not None and bytes(form) != b'"text"',
-        "response_format",
-        "only plain text is supported",
+        form is not None and form.type != "text", "response_format", "only plain text is supported"
     )
+
+
+def _asks(field: msgspec.Raw) -> bool:
+    """Whether a raw field holds something."""
+    return bytes(field) not in _NOTHING
 
 
 def _template_message(message: ChatMessage, index: int) -> dict[str, object]:
@@ -261,7 +204,7 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, object]:
             f"role {message.role!r} is not supported; use system, developer, user or assistant",
             f"{place}.role",
         )
-    if message.tool_calls or message.function_call not in (None, msgspec.Raw(b"null")):
+    if _asks(message.tool_calls) or message.function_call != NULL:
         raise bad_request("tool calling is not supported", f"{place}.tool_calls")
     role = "system" if message.role == "developer" else message.role
     shown: dict[str, object] = {"role": role, "content": _content(message.content, place)}
@@ -282,24 +225,6 @@ def _content(content: str | list[ContentPart] | None, place: str) -> str:
                 f"{place}.content",
             )
     return "".join(part.text or "" for part in content)
-
-
-def _explained(message: str, kind: type[msgspec.Struct]) -> ApiError:
-    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`"."""
-    problem, _, place = message.partition(" - at `$")
-    param = place.rstrip("`").lstrip(".") or None
-    unknown = re.match(r"Object contains unknown field `(.*)`", problem)
-    if unknown:
-        name = unknown[1]
-        close = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return bad_request(f"unknown parameter {name!r}{hint}", name, "unknown_parameter")
-    missing = re.match(r"Object missing required field `(.*)`", problem)
-    if missing:
-        param = f"{param}.{missing[1]}" if param else missing[1]
-        return bad_request(f"{param} is missing", param, "missing_parameter")
-    where = f"{param}: " if param else ""
-    return bad_request(f"{where}{problem[:1].lower()}{problem[1:]}", param, "invalid_type")
 
 
 def _require(is_fine: bool, param: str, message: str) -> None:

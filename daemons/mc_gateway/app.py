@@ -31,7 +31,7 @@ from daemons.service.master_link import MasterLink
 from daemons.text.tokenizer import Tokenizer, load_tokenizer
 from daemons.transfer import host_id
 
-log = logging.getLogger(__name__)
+logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 DRAIN_S: Final = 30
 """Streams that still run so long after SIGTERM are cut."""
@@ -92,7 +92,13 @@ class GatewayApp:
 
     async def _serve(self) -> None:
         settings = self._config.request
-        cluster = Cluster(self.loop, self._link.channel, self._decodes, settings.schedule_timeout_s)
+        cluster = Cluster(
+            loop=self.loop,
+            master=self._link.channel,
+            decodes=self._decodes,
+            schedule_timeout_s=settings.schedule_timeout_s,
+            max_retries=settings.max_retries,
+        )
         bridge = Bridge(cluster)
         catalog = Catalog(self._tokenizers, bridge)
         preparer = Preparer()

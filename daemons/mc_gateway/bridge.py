@@ -16,14 +16,13 @@ from daemons.client.generate import (
     GenerationRequest,
     Listener,
 )
-from daemons.core.errors import McError
 
 
 class TokenStream:
     """The coroutines' end of one generation. `ready` is set whenever `take` has something new."""
 
     def __init__(self, ready: asyncio.Event) -> None:
-        self.end: GenerationEnd | McError | None = None
+        self.end: GenerationEnd | None = None
         self._ready = ready
         self._tokens: list[int] = []
         self._on_stop: Callable[[], object] = _nothing
@@ -50,7 +49,7 @@ class TokenStream:
         self._tokens.extend(tokens)
         self._ready.set()
 
-    def close(self, end: GenerationEnd | McError) -> None:
+    def close(self, end: GenerationEnd) -> None:
         self.end = end
         self._ready.set()
 

@@ -19,6 +19,7 @@ from daemons.config.mc_gateway import RequestSection
 from daemons.core.errors import McError
 from daemons.core.ids import RequestId, new_request_id
 from daemons.mc_gateway.answer import Answer, Choice, Update
+from daemons.mc_gateway.api_body import ChatBody, CompletionBody, parse_body
 from daemons.mc_gateway.api_error import ApiError, from_mc_error, overloaded
 from daemons.mc_gateway.api_reply import (
     DONE,
@@ -29,14 +30,12 @@ from daemons.mc_gateway.api_reply import (
     now_unix,
 )
 from daemons.mc_gateway.api_request import (
-    ChatBody,
-    CompletionBody,
     Options,
     chat_options,
     completion_options,
-    parse_body,
     prompts,
     template_messages,
+    template_variables,
 )
 from daemons.mc_gateway.body import read_body
 from daemons.mc_gateway.bridge import Bridge
@@ -107,7 +106,7 @@ async def prepare_chat(gateway: Gateway, raw: bytes) -> Job:
     options = chat_options(body)
     messages = template_messages(body)
     model = await gateway.catalog.find(options.model)
-    tokens = await gateway.preparer.chat(model, messages, body.chat_template_kwargs)
+    tokens = await gateway.preparer.chat(model, messages, template_variables(body))
     request_id = new_request_id()
     shape = ChatShape(_envelope("chatcmpl", request_id, options))
     request = _request(gateway, model, tokens, options, request_id=request_id, param="messages")
@@ -230,6 +229,7 @@ class Outbound:
         self.receive = receive
         self._send = send
         self._is_streaming = False
+        self._is_complete = False
 
     async def whole(self, shape: Shape, answer: Answer) -> None:
         body = shape.whole(await answer.whole())
@@ -260,6 +260,8 @@ class Outbound:
             error.status,
             error.message,
         )
+        if self._is_complete:
+            return error.status
         with contextlib.suppress(TimeoutError, OSError):
             if self._is_streaming:
                 await self._events(b"data: " + error.body() + b"\n\n" + DONE, is_last=True)
@@ -268,6 +270,7 @@ class Outbound:
         return error.status
 
     async def _respond(self, response: Response) -> None:
+        self._is_complete = True
         async with asyncio.timeout(STALLED_READER_S):
             await response(self.scope, self.receive, self._send)
 
@@ -277,6 +280,7 @@ class Outbound:
                 self._is_streaming = True
                 headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._is_complete = is_last
             await self._send(
                 {"type": "http.response.body", "body": payload, "more_body": not is_last}
             )

@@ -15,7 +15,7 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "mc_gateway_requests",
-            "Requests by endpoint and HTTP status; 499: the client left, 500 in a stream: it broke off.",
+            "Requests by endpoint and HTTP status (of a stream that broke off: why); 499: the client left.",
             ("endpoint", "status"),
             registry=self.registry,
         )

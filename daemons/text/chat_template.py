@@ -25,10 +25,6 @@ MAX_OUTPUT_CHARS: Final = 32 * MIB
 MAX_REPEAT: Final = 100_000
 """Largest number, and longest repetition, of `*` and `**`: a template needs a few, an attack needs many."""
 
-RESERVED: Final = frozenset(
-    {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "tools", "documents"}
-)
-
 Message = Mapping[str, object]
 
 

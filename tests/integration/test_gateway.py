@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -28,6 +30,7 @@ from daemons.core.errors import (
     Unavailable,
 )
 from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
+from daemons.mc_gateway.api_body import ChatBody, CompletionBody
 from daemons.mc_gateway.app import GatewayApp
 from daemons.protocol.base import Ok
 from daemons.protocol.node import (
@@ -768,3 +771,49 @@ def test_taken_port_is_one_line(bench: Bench, tmp_path: Path) -> None:
     config = GatewayConfig(models={MODEL: str(tmp_path / "model")}, http=HttpSection(port=port))
     with pytest.raises(ConfigError, match=r"http\.port"):
         GatewayApp(config)
+
+
+def test_stop_string_just_before_a_death_is_still_an_answer(bench: Bench) -> None:
+    bench.decodes[0].die_after = len("Grüße".encode())
+    bench.decodes[0].interval_s = 0.0
+    for decode in bench.decodes[1:]:
+        decode.refuse = Unavailable("no")
+    body = bench.post(chat(stop=["ße"])).json()
+    assert body["choices"][0]["message"]["content"] == "Grü"
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+FIELDS = st.dictionaries(
+    st.sampled_from([*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__, "nonsense"]),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False)
+        | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+        ),
+        max_leaves=5,
+    ),
+    max_size=4,
+)
+
+
+def test_fuzzed_bodies_are_never_5xx(bench: Bench) -> None:
+    http = httpx.Client(timeout=20)
+
+    @given(fields=FIELDS, is_chat=st.booleans(), cut=st.integers(0, 400))
+    @settings(deadline=None, max_examples=250, database=None)
+    def post(fields: dict[str, object], is_chat: bool, cut: int) -> None:
+        base = chat(max_tokens=3) if is_chat else {"model": MODEL, "prompt": "x", "max_tokens": 3}
+        path = "chat/completions" if is_chat else "completions"
+        raw = json.dumps(base | fields).encode()
+        response = http.post(
+            f"{bench.url}/v1/{path}", content=raw[: max(cut, 1)] if cut < 60 else raw
+        )
+        assert response.status_code < 500, (raw, response.text)
+
+    with http:
+        post()
+    eventually(lambda: bench.app.status().endswith("in_flight=0"))
