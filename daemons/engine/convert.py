@@ -109,8 +109,8 @@ def hf_config(source: GgufFile, dtype: str) -> dict[str, Any]:
         "num_key_value_heads": source.get(f"{arch}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": source.require(f"{arch}.context_length"),
-        "rms_norm_eps": float(source.require(f"{arch}.attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(source.get(f"{arch}.rope.freq_base", 10000.0)),
+        "rms_norm_eps": shortest(source.require(f"{arch}.attention.layer_norm_rms_epsilon")),
+        "rope_theta": shortest(source.get(f"{arch}.rope.freq_base", 10000.0)),
         "rope_scaling": None,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -120,6 +120,11 @@ def hf_config(source: GgufFile, dtype: str) -> dict[str, Any]:
         "eos_token_id": source.get("tokenizer.ggml.eos_token_id"),
         "torch_dtype": dtype,
     }
+
+
+def shortest(value: float) -> float:
+    """The number that was meant: GGUF keeps 1e-05 as float32, 9.999999747e-06."""
+    return float(str(np.float32(value)))
 
 
 def hf_name(name: str) -> str | None:
@@ -182,7 +187,8 @@ def convert(path: Path, out_dir: Path, dtype: DtypeName, progress: Progress) -> 
         write_json(partial / "tokenizer_config.json", tokenizer_config(source, config))
         special = ("bos_token_id", "eos_token_id")
         write_json(partial / "generation_config.json", {key: config[key] for key in special})
-        partial.chmod(0o755)
+        partial.chmod(0o755)  # as made, only its owner could read the two
+        (partial / "model.safetensors").chmod(0o644)
         partial.rename(out_dir)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -4,11 +4,12 @@ Reuse never changes a token. For one model, dtype and thread count, KV and logit
 are bit-equal whatever prefix was reused and whatever shares the batch, because
   - chunks end at fixed multiples of the grid, counted from position 0;
   - a row attends to keys padded (and masked) to the end of its chunk;
-  - matrix products run only at row counts tried to give equal rows (see linear.py).
-Measured (torch 2.13 CPU, AVX-512, 1 thread; SmolLM2-135M and random models of each family, float32
-and bfloat16): decode steps follow the same rules, and the KV they write equals bit for bit what
-prefill of the same tokens writes. It costs 7 % of a decode step, for the one product
-(mlp.down_proj) whose kernel differs below 37 rows. The canary decides on the machine at hand.
+  - products and attention run only at row counts tried to give equal rows (linear.py, attention.py).
+Measured (torch 2.13 CPU, 1 thread, AVX-512 with AMX; SmolLM2-135M and random models of each family):
+decode steps follow the same rules, and the KV they write equals bit for bit what prefill of the
+same tokens writes, in float32 and bfloat16, alone and in company. That costs 6 to 11 % of a
+bfloat16 decode step, whose products run at 40 rows, and nothing in float32. The canary decides on
+the machine at hand.
 """
 
 import threading
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from daemons.core.errors import ConfigError, McError
+from daemons.engine.attention import Attention, DecodeStep, Span
 from daemons.engine.checkpoint import open_weights, read_json
 from daemons.engine.geometry import CHUNK_TOKENS, KvDtype, KvGeometry
 from daemons.engine.kv_arena import TORCH_DTYPES, KvArena, KvSlot, round_up
@@ -91,7 +92,7 @@ class Runner:
         self.is_decode_canonical = False  # until a canary has seen it
         with torch.inference_mode(), open_weights(model_dir, self.dtype, device) as weights:
             self.model = Decoder(config, weights, self.max_positions)
-            self.masks = Masks(self.max_positions, self.dtype, device)
+            self.attention = Attention(config, arena, self.max_positions)
 
     def numerics_id(self) -> str:
         """Names everything that decides how results round; equal ids may share KV."""
@@ -147,7 +148,7 @@ class Runner:
             assert row.position < min(row.slot.capacity_tokens, self.max_positions)
             finish_chunk(row.slot, row.position + 1)
         self.enter()
-        step = DecodeStep(self, rows)
+        step = DecodeStep(self.attention, [Span(row.slot, row.position) for row in rows])
         padding = [0] * (bucket(len(rows)) - len(rows))
         hidden = self.model.forward(
             torch.tensor([row.token for row in rows] + padding, device=self.device),
@@ -155,54 +156,6 @@ class Runner:
             step.attend,
         )
         return self.model.logits(hidden)[: len(rows)]
-
-
-class DecodeStep:
-    """Attention of one decode batch: each row over its own slot, keys read in place."""
-
-    def __init__(self, runner: Runner, rows: Sequence[DecodeRow]) -> None:
-        config = runner.config
-        self._arena_rows = runner.arena.rows
-        self._group = config.num_heads // config.num_kv_heads
-        # Heads that share keys become rows of one product, in fours: a single row takes a vector
-        # kernel that rounds differently, and this way each key is read once.
-        padded_group = -(-self._group // 4) * 4
-        self._queries = torch.zeros(
-            (len(rows), config.num_kv_heads, padded_group, config.head_dim),
-            dtype=runner.dtype,
-            device=runner.device,
-        )
-        self._views: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-        self._masks: list[torch.Tensor] = []
-        for row in rows:
-            num_keys = round_up(row.position + 1)
-            self._views.append(row.slot.attention_views(num_keys))
-            mask = runner.masks.row(row.position, num_keys)
-            self._masks.append(mask.expand(padded_group, -1))
-        self._targets = torch.tensor(
-            [
-                [row.slot.arena_row(layer, half, row.position) for half in range(2) for row in rows]
-                for layer in range(config.num_layers)
-            ],
-            device=runner.device,
-        )
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store the rows' k and v, then attend; rows of `q` beyond the batch are padding."""
-        num_rows = len(self._views)
-        written = torch.cat((k[:num_rows], v[:num_rows]))
-        self._arena_rows.index_copy_(0, self._targets[layer], written)
-        self._queries[:, :, : self._group] = q[:num_rows].reshape(
-            num_rows, -1, self._group, q.shape[2]
-        )
-        attended = [
-            functional.scaled_dot_product_attention(query, *views[layer], attn_mask=mask)
-            for query, views, mask in zip(
-                self._queries.unsqueeze(1), self._views, self._masks, strict=True
-            )
-        ]
-        out = torch.cat(attended)[:, :, : self._group].flatten(1)
-        return functional.pad(out, (0, 0, 0, q.shape[0] - num_rows))
 
 
 class Prefill:
@@ -245,48 +198,12 @@ class Prefill:
             raise Cancelled(f"prefill cancelled at position {self.position}, layer {layer}")
         if self.position == self._start:
             self._hooks.before_layer(layer)
-        start, num_keys = self.position, round_up(self.position + 1)
-        end = min(num_keys, len(self._tokens))
-        keys, values = self._slot.keys[layer], self._slot.values[layer]
-        keys[start:end] = k[: end - start]
-        values[start:end] = v[: end - start]
+        start = self.position
+        end = min(round_up(start + 1), len(self._tokens))
+        self._slot.keys[layer][start:end] = k[: end - start]
+        self._slot.values[layer][start:end] = v[: end - start]
         self._hooks.after_layer(layer, start, end)
-        attended = functional.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            keys[:num_keys].transpose(0, 1)[None],
-            values[:num_keys].transpose(0, 1)[None],
-            attn_mask=self._runner.masks.chunk(start, q.shape[0], num_keys),
-            enable_gqa=True,
-        )
-        return attended[0].transpose(0, 1).flatten(1)
-
-
-class Masks:
-    """Additive causal masks as views of two tables, so that no step builds one."""
-
-    def __init__(self, num_positions: int, dtype: torch.dtype, device: str) -> None:
-        self._size = round_up(num_positions)
-        self._row = torch.zeros(2 * self._size, dtype=dtype, device=device)
-        self._row[self._size :] = float("-inf")
-        self._chunk = self._make_chunk(4 * CHUNK_TOKENS)
-
-    def _make_chunk(self, num_keys: int) -> torch.Tensor:
-        """A chunk's rows, and as many padding rows, against all earlier keys and its own."""
-        table = self._row.new_zeros(2 * CHUNK_TOKENS, num_keys)
-        table[:CHUNK_TOKENS, -CHUNK_TOKENS:].fill_(float("-inf")).triu_(1)
-        return table
-
-    def row(self, position: int, num_keys: int) -> torch.Tensor:
-        """[num_keys]: open up to and including `position`."""
-        first = self._size - 1 - position
-        return self._row[first : first + num_keys]
-
-    def chunk(self, start: int, num_rows: int, num_keys: int) -> torch.Tensor:
-        """[num_rows, num_keys] for rows from `start` on; rows past the chunk see everything."""
-        if num_keys > self._chunk.shape[1]:
-            self._chunk = self._make_chunk(2 * num_keys)
-        first = start % CHUNK_TOKENS
-        return self._chunk[first : first + num_rows, self._chunk.shape[1] - num_keys :]
+        return self._runner.attention.chunk(q, self._slot, layer, start)
 
 
 def finish_chunk(slot: KvSlot, end: int) -> None:

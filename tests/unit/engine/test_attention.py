@@ -1,0 +1,68 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from daemons.engine.attention import Attention, DecodeStep, Masks, Span
+from daemons.engine.geometry import KvGeometry
+from daemons.engine.kv_arena import KvArena
+from daemons.engine.models.config import DecoderConfig, RopeConfig
+
+ROPE = RopeConfig(10000.0)
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("head_dim", "group"), [(64, 1), (64, 3), (80, 2), (96, 4), (128, 4), (128, 8), (256, 1)]
+)
+def test_rows_of_any_company_agree(head_dim: int, group: int, dtype: str) -> None:
+    torch.manual_seed(0)
+    arena = KvArena(KvGeometry(1, 2, head_dim, dtype), 1024)  # type: ignore[arg-type]
+    config = DecoderConfig(
+        1, 2 * group * head_dim, 2 * group, 2, head_dim, 9, 1024, 1e-5, ROPE, False, False, ()
+    )
+    attention, slot = Attention(config, arena, 1024), arena.allocate(1024)
+    slot.kv.normal_()
+    start, group_heads = 512, 2 * group
+    # Large queries make near-ties of scores, whose rounding shows in the output.
+    q = (5 * torch.randn(256, group_heads, head_dim)).to(slot.kv.dtype)
+    whole = attention.chunk(q, slot, 0, start)
+    for first, rows in ((0, 4), (64, 8), (192, 64), (252, 4), (128, 128), (100, 24), (5, 68)):
+        part = attention.chunk(q[first : first + rows], slot, 0, start + first)
+        assert torch.equal(part, whole[first : first + rows])
+    for row in (0, 1, 63, 64, 200, 255):
+        kept = slot.kv[0, :, start + row].clone()
+        step = DecodeStep(attention, [Span(slot, start + row)])
+        out = step.attend(0, q[row : row + 1], kept[:1], kept[1:])
+        assert torch.equal(out[0], whole[row])
+
+
+def test_attention_equals_the_definition() -> None:
+    torch.manual_seed(0)
+    arena = KvArena(KvGeometry(1, 2, 16, "float32"), 512)
+    config = DecoderConfig(1, 96, 6, 2, 16, 9, 512, 1e-5, ROPE, False, False, ())
+    attention, slot = Attention(config, arena, 512), arena.allocate(512)
+    slot.kv.normal_()
+    q = torch.randn(8, 6, 16)
+    out = attention.chunk(q, slot, 0, 260).view(8, 6, 16)
+    for row in range(8):
+        keys, values = slot.keys[0][: 261 + row], slot.values[0][: 261 + row]
+        for head in range(6):
+            weights = (keys[:, head // 3] @ q[row, head] / 4).softmax(dim=0)
+            torch.testing.assert_close(out[row, head], weights @ values[:, head // 3])
+
+
+def test_masks_open_what_came_before() -> None:
+    masks = Masks(2048, torch.zeros(1))
+    for position, num_keys in ((0, 256), (255, 256), (256, 512), (2047, 2048)):
+        row = masks.row(position, num_keys)
+        assert (row == 0).tolist() == [key <= position for key in range(num_keys)]
+        chunk = masks.chunk(position, 1, num_keys)  # grows its table on the way
+        assert torch.equal(chunk[0], row)
