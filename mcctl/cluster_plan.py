@@ -1,6 +1,7 @@
 """What a local cluster consists of: which daemons, on which ports, with which TOML. Pure but for free ports."""
 
 import json
+import os
 import random
 import socket
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,9 @@ from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.config.mc_master import MasterConfig
 from daemons.config.mc_prefill import PrefillConfig
-from daemons.core.errors import ConfigError, Unavailable
-from mcctl.cluster_record import Role
+from daemons.core.errors import ConfigError, Exhausted, Unavailable
+from daemons.core.units import format_size, parse_size
+from mcctl.cluster_record import SEGMENTS, Role
 
 Value = str | int | float | bool | list[str]
 Tables = dict[str, dict[str, Value]]
@@ -118,6 +120,18 @@ def plan_cluster(
     add("decode", options.num_decode)
     add("gateway", 1)
     return ClusterPlan(master, events, f"http://127.0.0.1:{http_port}", tuple(daemons), scratch)
+
+
+def check_segment_room(options: ClusterOptions) -> None:
+    """A tmpfs that is too small would end a cache node in mid start. Raises Exhausted."""
+    wanted = parse_size(options.segment) * options.num_cachenodes
+    status = os.statvfs(SEGMENTS)
+    free = status.f_bavail * status.f_frsize
+    if wanted > free:
+        raise Exhausted(
+            f"{SEGMENTS} has {format_size(free)} left, the segments need {format_size(wanted)}; "
+            "choose a smaller --segment"
+        )
 
 
 def to_toml(tables: Tables) -> str:

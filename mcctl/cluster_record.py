@@ -12,6 +12,7 @@ from mcctl import paths
 from mcctl.process_identity import ProcessIdentity, stop_all
 
 Role = Literal["master", "cachenode", "prefill", "decode", "gateway"]
+SEGMENTS: Final = Path("/dev/shm")
 RECORD_NAME: Final = "cluster.json"
 GRACE_S: Final = 5.0
 """How long a daemon may drain before it is killed."""
@@ -109,6 +110,17 @@ def remove_files(record: ClusterRecord) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def segment_directory(directory: Path) -> Path:
+    """Where a temporary cluster keeps its segments."""
+    return SEGMENTS / f"mooncake-{os.getuid()}-{directory.name}"
+
+
+def remove_unrecorded(directory: Path) -> None:
+    """All of a temporary cluster that has no processes."""
+    shutil.rmtree(segment_directory(directory), ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 def sweep() -> list[str]:
     """End clusters whose command was killed before it could; their directories."""
     swept = []
@@ -121,6 +133,6 @@ def sweep() -> list[str]:
         if is_stale:
             if record is not None:
                 end_cluster(record, grace_s=0.5)
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_unrecorded(directory)
             swept.append(str(directory))
     return swept

@@ -21,17 +21,25 @@ from typing import Final
 import msgspec
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.errors import ConfigError, Conflict, Exhausted, McError, Unavailable
-from daemons.core.units import format_size, parse_size
+from daemons.core.errors import ConfigError, Conflict, McError, Unavailable
 from mcctl import paths
-from mcctl.cluster_plan import ClusterOptions, PlannedDaemon, plan_cluster, to_toml
+from mcctl.cluster_plan import (
+    ClusterOptions,
+    PlannedDaemon,
+    check_segment_room,
+    plan_cluster,
+    to_toml,
+)
 from mcctl.cluster_record import (
     GRACE_S,
+    SEGMENTS,
     ClusterRecord,
     DaemonRecord,
     end_cluster,
     persistent_directory,
     read_record,
+    remove_unrecorded,
+    segment_directory,
     sweep,
     write_record,
 )
@@ -69,9 +77,7 @@ class LocalCluster:
         self._old_sigterm: (
             signal.Handlers | Callable[[int, FrameType | None], object] | int | None
         ) = None
-        sockets = Path(tempfile.mkdtemp(prefix="s-", dir=paths.runtime_dir()))
-        segments = Path(tempfile.mkdtemp(prefix="mooncake-", dir=_tmpfs(options)))
-        self.plan = plan_cluster(options, directory, (sockets, segments))
+        self.plan = plan_cluster(options, directory, self._scratch(options))
         self._planned = {daemon.name: daemon for daemon in self.plan.daemons}
         owner = identify(os.getpid()) if is_temporary else None
         self.record = ClusterRecord(
@@ -100,7 +106,11 @@ class LocalCluster:
         """Not started: use it in a `with`, or call `start` and `stop`."""
         sweep()
         directory = Path(tempfile.mkdtemp(prefix="cluster-", dir=paths.runtime_dir()))
-        return cls(options, directory, is_temporary=True)
+        try:
+            return cls(options, directory, is_temporary=True)
+        except BaseException:
+            remove_unrecorded(directory)
+            raise
 
     @classmethod
     def persistent(cls, options: ClusterOptions) -> "LocalCluster":
@@ -218,6 +228,18 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
+    def _scratch(self, options: ClusterOptions) -> tuple[Path, Path]:
+        """Names that `sweep` finds by the cluster's own name, even if we are killed before the record is written."""
+        check_segment_room(options)
+        if self._is_temporary:
+            sockets = self._directory / "s"
+            segments = segment_directory(self._directory)
+            for path in (sockets, segments):
+                path.mkdir(mode=0o700)
+            return sockets, segments
+        sockets = Path(tempfile.mkdtemp(prefix="s-", dir=paths.runtime_dir()))
+        return sockets, Path(tempfile.mkdtemp(prefix="mooncake-", dir=SEGMENTS))
+
     def _spawn(self, daemon: PlannedDaemon) -> None:
         module = f"daemons.mc_{daemon.role}"
         command = [sys.executable, "-m", module, "--config", str(self.config_path(daemon.name))]
@@ -304,20 +326,6 @@ def hold_cluster_lock() -> int:
         os.close(descriptor)
         raise Conflict("another `mcctl cluster` command is at work; wait for it") from None
     return descriptor
-
-
-def _tmpfs(options: ClusterOptions) -> str:
-    """Where segments go; checked here, since a tmpfs that is too small ends a cache node in mid start."""
-    wanted = parse_size(options.segment) * options.num_cachenodes
-    directory = "/dev/shm"
-    status = os.statvfs(directory)
-    free = status.f_bavail * status.f_frsize
-    if wanted > free:
-        raise Exhausted(
-            f"{directory} has {format_size(free)} left, the segments need {format_size(wanted)}; "
-            "choose a smaller --segment"
-        )
-    return directory
 
 
 def _raise_exit(signum: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,6 @@ MAX_TOKENS: Final = 32
 QUESTIONS: Final = (
     "Who was the last keeper of the light, and when did she leave?",
     "What must keepers do if it starts to rain while the dome is open?",
-    "How long does the ferry take, and where does it leave from?",
     "How does a new member become a keeper?",
 )
 GUIDE: Final = (
@@ -55,7 +54,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Over the requests that reused something: TTFT of the same requests without and with the cache, medians."""
+    """TTFT: medians over the questions about the document that reused it, without and with the cache."""
 
     answers_equal: bool
     prompt_tokens: int
@@ -95,7 +94,8 @@ def run_traffic(
 
 
 def total(rows: list[Row]) -> Totals:
-    reusing = [row for row in rows if row.reused_tokens] or rows
+    document = [row for row in rows if row.scenario == "document"]
+    reusing = [row for row in document if row.reused_tokens] or document
     return Totals(
         answers_equal=all(row.is_equal for row in rows),
         prompt_tokens=sum(row.prompt_tokens for row in rows),
