@@ -175,7 +175,8 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = said.partition(" (")[0]
         raise ConfigError(
             f"cannot listen on {host}:{port}: {reason}; choose another `http.port`, or stop what uses it"
         ) from None

@@ -255,7 +255,7 @@ class Outbound:
     async def fail(self, error: ApiError) -> int:
         """As a response, or as the last event of a stream that has begun."""
         log.log(
-            logging.WARNING if error.status >= 500 else logging.DEBUG,
+            logging.INFO if error.status >= 500 else logging.DEBUG,
             "request refused status=%d why=%s",
             error.status,
             error.message,
