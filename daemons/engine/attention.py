@@ -117,7 +117,8 @@ class Masks:
     def row(self, position: int, num_keys: int) -> torch.Tensor:
         """[num_keys]: open up to and including `position`."""
         first = self._size - 1 - position
-        return self._row[first : first + num_keys]
+        row = self._row[first : first + num_keys]
+        return row.clone() if row.is_cuda else row  # CUDA kernels want it aligned
 
     def chunk(self, start: int, num_rows: int, num_keys: int) -> torch.Tensor:
         """[num_rows, num_keys] for rows from `start` on; rows past the chunk see everything."""

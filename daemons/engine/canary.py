@@ -4,6 +4,7 @@ Whether kernels round alike in different company depends on the CPU, the library
 model's shapes; this asks the only judge there is. About one second for a small model.
 """
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,10 @@ class CanaryResult:
 
 
 def run_canary(runner: Runner) -> CanaryResult:
-    """Compare bit for bit; also sets `runner.is_decode_canonical`. Needs a mostly free arena."""
+    """Compare bit for bit. Needs a mostly free arena.
+
+    Tells the runner what it saw: `is_decode_canonical` and `kv_signature`.
+    """
     begin = time.monotonic()
     try:
         reuse_reason, decode_reason = find_differences(runner)
@@ -54,6 +58,7 @@ def find_differences(runner: Runner) -> tuple[str | None, str | None]:
     tokens = [index * 7919 % runner.config.vocab_size for index in range(num_tokens)]
     with slots(runner, [num_tokens, num_tokens]) as (whole, part):
         logits = runner.prefill(whole, tokens)
+        runner.kv_signature = signature(whole.kv[:, :, :num_tokens])
         reuse = None
         block = runner.arena.geometry.block_tokens
         for split in (CHUNK_TOKENS, num_tokens // block * block, 2 * block):
@@ -102,6 +107,12 @@ def slots(runner: Runner, sizes: list[int]) -> Iterator[list[KvSlot]]:
     finally:
         for slot in taken:
             runner.arena.free(slot)
+
+
+def signature(kv: torch.Tensor) -> str:
+    """Two machines that round alike give one answer; library names and CPU flags only hint at it."""
+    data = kv.contiguous().view(torch.uint8).cpu().numpy()
+    return hashlib.blake2b(data.tobytes(), digest_size=8).hexdigest()
 
 
 def copy_prefix(target: KvSlot, source: KvSlot, num_tokens: int) -> None:

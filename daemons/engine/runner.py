@@ -90,12 +90,17 @@ class Runner:
         self.dtype = TORCH_DTYPES[geometry.dtype]
         self.max_positions = min(config.max_positions, arena.capacity_tokens)
         self.is_decode_canonical = False  # until a canary has seen it
+        self.kv_signature = "untried"
         with torch.inference_mode(), open_weights(model_dir, self.dtype, device) as weights:
             self.model = Decoder(config, weights, self.max_positions)
             self.attention = Attention(config, arena, self.max_positions)
 
     def numerics_id(self) -> str:
-        """Names everything that decides how results round; equal ids may share KV."""
+        """Names everything that decides how results round; equal ids may share KV.
+
+        Ask after the canary: its signature tells apart what the other parts cannot, such as two
+        AVX-512 machines of which one has AMX.
+        """
         isa = (
             torch.backends.cpu.get_cpu_capability()
             if self.device == "cpu"
@@ -104,7 +109,7 @@ class Runner:
         kernels = "packed" if self.device == "cpu" and can_pack() else "plain"
         return (
             f"torch={torch.__version__} isa={isa} kernels={kernels} threads={self.threads} "
-            f"grid={CHUNK_TOKENS} dtype={self.arena.geometry.dtype}"
+            f"grid={CHUNK_TOKENS} dtype={self.arena.geometry.dtype} kv={self.kv_signature}"
         )
 
     def prefill(

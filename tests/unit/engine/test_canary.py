@@ -18,8 +18,22 @@ def test_canary_is_content_and_leaves_nothing(tiny: Any, dtype: Any) -> None:
     result = run_canary(runner)
     assert (result.reuse_equal, result.decode_equal, result.reason) == (True, True, None)
     assert runner.is_decode_canonical
+    assert runner.kv_signature in runner.numerics_id()
     assert arena.num_live == 0
     arena.check_invariants()
+
+
+def test_signature_tells_apart_what_rounds_differently(make_tiny: Any) -> None:
+    path = make_tiny("qwen3").path
+    ids = []
+    for spoil in (False, False, True):
+        runner = Runner(path, KvArena(read_geometry(path, "bfloat16"), 4096))
+        if spoil:
+            with torch.inference_mode():
+                runner.model.layers[0].mlp_norm.mul_(1 + 2**-7)
+        run_canary(runner)
+        ids.append(runner.numerics_id())
+    assert ids[0] == ids[1] != ids[2]
 
 
 def spoiled(path: Path, spoil: Callable[[Runner], None]) -> Runner:
