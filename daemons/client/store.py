@@ -14,7 +14,7 @@ from daemons.core.ids import new_put_id
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply
 from daemons.protocol.segment import RegionRef, Strided
 from daemons.rpc import SyncClient
-from daemons.store.seal import BadSeal, Trailer, layer_checksum, parse_trailer
+from daemons.store.seal import BadSeal, Trailer, parse_trailer, row_checksums
 from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine
 
 LayerTarget = tuple[ByteArray, ByteArray]
@@ -169,11 +169,9 @@ class OpenedBlocks:
                 return
 
     def _verify(self, layer: int, k_rows: ByteArray, v_rows: ByteArray, num_blocks: int) -> None:
-        row = self.row_bytes
-        k_view, v_view = k_rows.data, v_rows.data
-        for index in range(num_blocks):
-            part = slice(index * row, (index + 1) * row)
-            if layer_checksum(k_view[part], v_view[part]) != self._trailers[index].checksums[layer]:
+        found = row_checksums(k_rows.data, v_rows.data, self.row_bytes, num_blocks)
+        for index, checksum in enumerate(found):
+            if checksum != self._trailers[index].checksums[layer]:
                 self._miss(index, f"layer {layer} does not match its checksum")
                 return
 

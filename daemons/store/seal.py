@@ -60,6 +60,19 @@ def layer_checksums(payload: memoryview, num_layers: int) -> list[int]:
     ]
 
 
+def row_checksums(k_rows: memoryview, v_rows: memoryview, row_bytes: int, count: int) -> list[int]:
+    """Checksums of one layer of `count` blocks whose k rows lie one behind the other, as do their v rows."""
+    digest = xxhash.xxh3_64()
+    checksums = []
+    for start in range(0, count * row_bytes, row_bytes):
+        end = start + row_bytes
+        digest.reset()
+        digest.update(k_rows[start:end])
+        digest.update(v_rows[start:end])
+        checksums.append(digest.intdigest())
+    return checksums
+
+
 def verify_layer(trailer: Trailer, layer: int, k_row: memoryview, v_row: memoryview) -> bool:
     return layer_checksum(k_row, v_row) == trailer.checksums[layer]
 

@@ -4,6 +4,7 @@ Transports are tried in order of reach: own memory, a mapped region on this host
 of memory is the only one who writes it.
 """
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -32,9 +33,9 @@ _MAX_UNIX_PATH = 107
 class Handle:
     """A submitted batch list. Local memory may be reused once `wait` has returned or raised, not before."""
 
-    def __init__(self, batches: Sequence[ReadBatch], future: Future[None]) -> None:
-        self._batches = batches
+    def __init__(self, future: Future[None], cancelled: threading.Event) -> None:
         self._future = future
+        self._cancelled = cancelled
 
     @property
     def is_done(self) -> bool:
@@ -42,8 +43,7 @@ class Handle:
 
     def cancel(self) -> None:
         """Ask it to stop; `wait` then raises TransferError, unless it was done before."""
-        for batch in self._batches:
-            batch.cancelled.set()
+        self._cancelled.set()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Raise what went wrong; `Unavailable` when it still runs after `timeout_s`."""
@@ -72,15 +72,9 @@ class TransferEngine:
         self._transports: list[Transport] = [LoopbackTransport({epoch: self._regions})]
         self._transports += [_TRANSPORTS[scheme]() for scheme in transports]
         self._unix_path = unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
-        listeners: list[socket.socket] = []
-        tcp_endpoint = ""
-        if "tcp" in transports:
-            listener = _listen_tcp(bind_host, tcp_port)
-            listeners.append(listener)
-            port = listener.getsockname()[1]
-            tcp_endpoint = f"[{bind_host}]:{port}" if ":" in bind_host else f"{bind_host}:{port}"
-        if self._unix_path is not None:
-            listeners.append(_listen_unix(self._unix_path))
+        listeners, tcp_endpoint = _listen(
+            (bind_host, tcp_port) if "tcp" in transports else None, self._unix_path
+        )
         self.address = DataAddress(
             host_id=host_id(),
             unix_path=str(self._unix_path or ""),
@@ -145,7 +139,9 @@ class TransferEngine:
                 self._submit_workers = ThreadPoolExecutor(
                     _NUM_SUBMIT_WORKERS, thread_name_prefix="mc-transfer"
                 )
-        return Handle(batches, self._submit_workers.submit(self._run_all, batches))
+        cancelled = threading.Event()
+        mine = [dataclasses.replace(batch, cancelled=cancelled) for batch in batches]
+        return Handle(self._submit_workers.submit(self._run_all, mine), cancelled)
 
     def wait(self, handle: Handle, timeout_s: float | None = None) -> None:
         handle.wait(timeout_s)
@@ -165,6 +161,25 @@ class TransferEngine:
             self.run(batch)
 
 
+def _listen(tcp: tuple[str, int] | None, unix_path: Path | None) -> tuple[list[socket.socket], str]:
+    """The data port's sockets, and the "host:port" that peers are told."""
+    listeners: list[socket.socket] = []
+    endpoint = ""
+    try:
+        if tcp is not None:
+            host = tcp[0]
+            listeners.append(_listen_tcp(host, tcp[1]))
+            port = listeners[0].getsockname()[1]
+            endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if unix_path is not None:
+            listeners.append(_listen_unix(unix_path))
+    except ConfigError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners, endpoint
+
+
 def _listen_tcp(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -176,13 +191,14 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
 def _listen_unix(path: Path) -> socket.socket:
     if len(str(path)) > _MAX_UNIX_PATH:
         raise ConfigError(f"{path} is too long for a UNIX socket; choose a shorter directory")
+    listener = socket.socket(socket.AF_UNIX)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_dead_sockets(path.parent)
-        listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen(128)
     except OSError as error:
+        listener.close()
         raise ConfigError(f"cannot listen on {path}: {error.strerror}") from error
     return listener
 

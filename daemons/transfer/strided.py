@@ -53,6 +53,13 @@ def copy(source: ByteArray, source_ranges: Strided, target: ByteArray, ranges: S
     A slice assignment would hold the GIL for the whole copy. Shapes whose rows do not divide each other
     are cut at their greatest common row, which costs more but needs no second code path.
     """
+    if source_ranges.num_rows == ranges.num_rows == 1:
+        start, end = source_ranges.offset, source_ranges.offset + source_ranges.row_bytes
+        np.copyto(
+            target[ranges.offset : ranges.offset + ranges.row_bytes],
+            source[start:end],
+        )
+        return
     source_ranges, ranges = _dense(source_ranges), _dense(ranges)
     if source_ranges.row_bytes == ranges.row_bytes:
         np.copyto(rows_of(target, ranges), rows_of(source, source_ranges))

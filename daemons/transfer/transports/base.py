@@ -54,7 +54,7 @@ class ReadBatch:
     generation: Generation | None = None
     timeout_s: float = 5.0
     on_read: Callable[[int], None] | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event | None = None
     deadline_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class ReadBatch:
 
     def remaining_s(self) -> float:
         """Time left; raises when there is none or the batch was cancelled."""
-        if self.cancelled.is_set():
+        if self.cancelled is not None and self.cancelled.is_set():
             raise TransferError("the transfer was cancelled")
         remaining = self.deadline_s - time.monotonic()
         if remaining <= 0:

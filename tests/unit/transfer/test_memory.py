@@ -1,0 +1,95 @@
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemons.core.errors import ConfigError, TransferError
+from daemons.transfer.memory import RegionTable, allocate_shared, as_bytes, host_id
+
+
+def test_anonymous_shared_memory_cannot_shrink() -> None:
+    memory = allocate_shared("test", 8192)
+    assert fcntl.fcntl(memory.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    with pytest.raises(PermissionError):
+        os.ftruncate(memory.fd, 4096)
+    memory.close()
+
+
+def test_file_is_fully_allocated_and_goes_with_close(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "segment"
+    progress: list[tuple[int, int]] = []
+    memory = allocate_shared(
+        "test", 1 << 20, path, lambda done, total: progress.append((done, total))
+    )
+    status = path.stat()
+    assert status.st_size == 1 << 20 <= status.st_blocks * 512
+    assert progress == [(1 << 20, 1 << 20)]
+    memory.close()
+    assert not path.exists()
+
+
+def test_file_of_a_dead_process_is_replaced_and_of_a_live_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(b"left behind")
+    memory = allocate_shared("test", 4096, path)
+    assert not memory.array.any()
+    with pytest.raises(ConfigError, match="used by another running process"):
+        allocate_shared("test", 4096, path)
+    memory.close()
+
+
+def test_a_full_filesystem_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="make the segment smaller or the tmpfs larger"):
+        allocate_shared("test", 1 << 50, tmp_path / "segment")
+    assert not (tmp_path / "segment").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot create"):
+        allocate_shared("test", 4096, tmp_path / "file" / "segment")
+
+
+def test_overlapping_and_empty_memory_is_refused() -> None:
+    table, array = RegionTable(), np.zeros(100, np.uint8)
+    first = table.register(array[:50])
+    table.register(array[50:])
+    with pytest.raises(TransferError, match="overlaps region"):
+        table.register(array[49:51])
+    with pytest.raises(TransferError, match="empty"):
+        table.register(array[:0])
+    table.deregister(first.region_id)
+    assert table.register(array[:50]).region_id != first.region_id
+    with pytest.raises(TransferError, match="not registered"):
+        table.get(first.region_id)
+    with pytest.raises(TransferError, match="not registered"):
+        table.deregister(first.region_id)
+
+
+def test_anything_with_a_contiguous_buffer_can_be_registered() -> None:
+    for memory in (bytearray(8), memoryview(b"12345678"), np.zeros((2, 1), np.float32)):
+        assert as_bytes(memory).nbytes == 8
+    assert as_bytes(mmap.mmap(-1, 4096)).nbytes == 4096
+    with pytest.raises(TransferError, match="not a contiguous buffer"):
+        as_bytes(np.zeros((4, 4), np.uint8)[:, ::2])
+
+
+def test_peers_get_descriptors_that_cannot_write() -> None:
+    table, memory = RegionTable(), allocate_shared("test", 4096)
+    region = table.register(memory)
+    descriptor = table.duplicate_fd(region.region_id)
+    assert descriptor is not None
+    with pytest.raises(OSError, match=r"Bad file descriptor|Permission"):
+        os.write(descriptor, b"x")
+    os.close(descriptor)
+    assert table.duplicate_fd(table.register(bytearray(4)).region_id) is None
+    table.close()
+    memory.close()
+
+
+def test_host_id_is_stable() -> None:
+    assert host_id() == host_id()
+    assert len(host_id()) == 16

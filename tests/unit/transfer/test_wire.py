@@ -1,0 +1,59 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemons.core.errors import ProtocolError
+from daemons.protocol.segment import Strided
+from daemons.transfer.transports import wire
+
+u64 = st.integers(0, 2**64 - 1)
+ranges = st.builds(
+    Strided, offset=u64, row_bytes=u64, num_rows=st.integers(0, 1000), stride_bytes=u64
+)
+requests = st.builds(
+    wire.Request,
+    op=st.just(wire.Op.READ),
+    epoch=u64,
+    region_id=u64,
+    generation=st.none() | st.tuples(u64, u64),
+    ranges=st.lists(ranges, min_size=1, max_size=20).map(tuple),
+)
+
+
+@given(requests)
+def test_requests_round_trip(request: wire.Request) -> None:
+    frame = wire.encode_request(request)
+    assert wire.request_length(frame[: wire.REQUEST.size]) == len(frame)
+    assert wire.decode_request(frame) == request
+
+
+@given(st.binary(min_size=wire.REQUEST.size, max_size=wire.REQUEST.size))
+def test_hostile_headers_parse_or_raise(header: bytes) -> None:
+    for frame in (header, wire.MAGIC + header[4:]):
+        try:
+            length = wire.request_length(frame)
+        except ProtocolError:
+            continue
+        assert wire.REQUEST.size <= length <= wire.REQUEST.size + wire.MAX_RANGES * wire.RANGE.size
+
+
+def test_a_request_cannot_ask_for_endless_rows() -> None:
+    row = Strided(offset=0, row_bytes=1, num_rows=wire.MAX_ROWS, stride_bytes=1)
+    request = wire.Request(
+        op=wire.Op.READ, epoch=1, region_id=1, generation=None, ranges=(row, row)
+    )
+    with pytest.raises(ProtocolError, match="too many rows"):
+        wire.decode_request(wire.encode_request(request))
+
+
+@given(st.lists(st.integers(1, 9), max_size=1200), st.integers(1, 50))
+def test_windows_lose_nothing_however_much_is_moved_at_once(sizes: list[int], step: int) -> None:
+    vectors = [memoryview(bytes([i % 256]) * size) for i, size in enumerate(sizes)]
+    moved = b""
+    for window in wire.windows(iter(vectors)):
+        assert len(window) < 1024
+        while window:
+            part = b"".join(window)[:step]
+            moved += part
+            wire.drop_front(window, len(part))
+    assert moved == b"".join(vectors)
