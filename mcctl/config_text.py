@@ -112,7 +112,7 @@ def commented(process: str) -> str:
     """The file of configs/: every key commented at its default; a required one is set to an example."""
     lines = [
         f"# {process}.toml: {process}.toml(5). Every key is shown at its default; take away the # to change it.",
-        f"# Check with: mcctl config check FILE. Installed as {_installed(process)}.",
+        f"# Check with: mcctl config check FILE. Installed as {installed(process)}.",
     ]
     for table in tables(PROCESSES[process]):
         lines += ["", *_comment(table.text), f"[{table.name}]"]
@@ -120,7 +120,7 @@ def commented(process: str) -> str:
             lines.append(_EXAMPLES[table.name])
         for number, key in enumerate(table.keys):
             lines += [""] if number else []
-            lines += _comment(f"{key.text} {_sentence(key)}".strip())
+            lines += _comment(f"{key.text} {sentence(key)}".strip())
             if key.is_required:
                 lines.append(f"{key.name} = {json.dumps(_EXAMPLES[key.path])}")
             else:
@@ -134,7 +134,7 @@ def effective(config: Section) -> dict[str, Any]:
     return plain
 
 
-def _installed(process: str) -> str:
+def installed(process: str) -> str:
     """Templates have a file per instance."""
     if process == "mc-master":
         return f"/etc/mooncake/{process}.toml"
@@ -201,7 +201,7 @@ def _bounds(meta: msgspec.Meta) -> list[str]:
     return [f"{words} {value:g}" for words, value in values if value is not None]
 
 
-def _sentence(key: Key) -> str:
+def sentence(key: Key) -> str:
     required = " Required." if key.is_required else ""
     return f"Takes {key.kind}.{required}"
 

@@ -191,8 +191,10 @@ class LocalCluster:
                 raise Unavailable(f"{name} ended with status {status}; its log ends: {said}")
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
-        """Send a signal; SIGKILL also waits until it is gone."""
+        """Send a signal; SIGKILL also waits until it is gone. Raises ProcessLookupError when it was gone before."""
         child = self._children[name]
+        if child.poll() is not None:
+            raise ProcessLookupError(f"{name} has ended with status {child.returncode}")
         child.send_signal(signum)
         if signum == signal.SIGKILL:
             child.wait()
