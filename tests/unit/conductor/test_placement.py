@@ -1,0 +1,232 @@
+"""Plans are pure: same inputs, same plan; and no plan uses who must not be used."""
+
+import re
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemons.conductor.latency import CostModel
+from daemons.conductor.placement import place
+from daemons.conductor.prefill_placement import POLICIES, Tuning
+from daemons.conductor.put_placement import PutNode, choose_put_target
+from daemons.conductor.view import ClusterView, InstanceView, PlacementRequest
+from daemons.config.mc_master import Policy
+from daemons.core.errors import McError, NotFound, Rejected, Unavailable
+from daemons.core.ids import HostId, NodeId, RequestId
+
+H0, H1 = HostId("h0"), HostId("h1")
+NS = b"n" * 16
+POLICY_NAMES = sorted(POLICIES)
+
+
+def prefill(name: str, **more: object) -> InstanceView:
+    made = InstanceView(
+        node=NodeId(name),
+        role="prefill",
+        host_id=H0,
+        state="alive",
+        model="m",
+        namespace=NS,
+        cost=CostModel(),
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def decode(name: str, **more: object) -> InstanceView:
+    return replace(prefill(name), role="decode", **more)  # type: ignore[arg-type]
+
+
+def request(**more: object) -> PlacementRequest:
+    made = PlacementRequest(
+        request_id=RequestId("r"), model="m", num_prompt_tokens=1000, max_tokens=100
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def view(*instances: InstanceView) -> ClusterView:
+    return ClusterView(instances)
+
+
+def test_policy_table_is_what_the_config_accepts() -> None:
+    assert set(get_args(Policy)) == set(POLICIES)
+
+
+costs = st.builds(
+    CostModel,
+    fixed_s=st.floats(0, 0.1),
+    token_s=st.floats(1e-6, 1e-2),
+    token_context_s=st.floats(0, 1e-6),
+    step_s=st.floats(1e-3, 0.2),
+    load_token_s=st.floats(1e-8, 1e-3),
+)
+instances = st.builds(
+    InstanceView,
+    node=st.sampled_from([NodeId(f"n{i}") for i in range(8)]),
+    role=st.sampled_from(["prefill", "decode"]),
+    host_id=st.sampled_from([H0, H1]),
+    state=st.sampled_from(["alive", "suspect", "dead"]),
+    model=st.sampled_from(["m", "m", "other"]),
+    namespace=st.sampled_from([NS, b"o" * 16]),
+    cost=costs,
+    queue_s=st.floats(0, 100),
+    num_requests=st.integers(0, 20),
+    capacity_tokens=st.sampled_from([0, 500, 5000]),
+    reserved_tokens=st.integers(0, 6000),
+    last_chosen=st.integers(0, 5),
+    is_reuse_safe=st.booleans(),
+)
+requests = st.builds(
+    PlacementRequest,
+    request_id=st.sampled_from([RequestId("a"), RequestId("b")]),
+    model=st.just("m"),
+    num_prompt_tokens=st.integers(1, 4000),
+    max_tokens=st.integers(1, 500),
+    matched_tokens=st.integers(0, 4000),
+    local_tokens=st.dictionaries(st.sampled_from([H0, H1]), st.integers(0, 4000)),
+    exclude=st.frozensets(st.sampled_from([NodeId(f"n{i}") for i in range(8)]), max_size=4),
+)
+
+
+@given(
+    seen=st.lists(instances, max_size=8, unique_by=lambda i: i.node),
+    asked=requests,
+    policy=st.sampled_from(POLICY_NAMES),
+    seed=st.integers(0, 3),
+)
+def test_plans_are_repeatable_and_use_only_who_may_serve(
+    seen: list[InstanceView], asked: PlacementRequest, policy: str, seed: int
+) -> None:
+    tuning = Tuning(policy=policy, seed=seed)
+    try:
+        plan = place(ClusterView(tuple(seen)), asked, tuning)
+    except McError as refused:
+        with pytest.raises(type(refused), match=re.escape(refused.message)):
+            place(ClusterView(tuple(seen)), asked, tuning)
+        return
+    assert plan == place(ClusterView(tuple(seen)), asked, tuning)
+    for chosen, role in ((plan.prefill, "prefill"), (plan.decode, "decode")):
+        assert chosen in seen
+        assert chosen.role == role
+        assert chosen.state != "dead"
+        assert chosen.node not in asked.exclude
+        assert chosen.model == "m"
+    assert plan.prefill.namespace == plan.decode.namespace
+    assert plan.prefill.queue_s <= tuning.max_queue_s
+    assert 0 <= plan.matched_tokens <= asked.matched_tokens
+    if not (plan.prefill.is_reuse_safe and plan.decode.is_reuse_safe):
+        assert plan.matched_tokens == 0
+    if "suspect" in (plan.prefill.state, plan.decode.state):
+        healthy = [i for i in seen if i.state == "alive" and i.node not in asked.exclude]
+        pairs = {(i.role, i.namespace) for i in healthy if i.model == "m"}
+        assert not any(("prefill", ns) in pairs and ("decode", ns) in pairs for _, ns in pairs)
+    assert {option.node for option in plan.prefill_options} >= {plan.prefill.node}
+    assert plan.predicted_ttft_s > 0
+
+
+def test_time_picks_the_shortest_total_of_queue_load_and_prefill() -> None:
+    busy = prefill("busy", queue_s=1.0)
+    idle = prefill("idle")
+    plan = place(view(busy, idle, decode("d")), request(), Tuning())
+    assert plan.prefill.node == "idle"
+    terms = {option.node: option.total_s for option in plan.prefill_options}
+    assert terms["busy"] == pytest.approx(terms["idle"] + 1.0)
+
+
+def test_equal_instances_take_turns() -> None:
+    first, second = prefill("a", last_chosen=7), prefill("b", last_chosen=3)
+    d0, d1 = decode("c", last_chosen=2), decode("d", last_chosen=1)
+    plan = place(view(first, second, d0, d1), request(), Tuning())
+    assert (plan.prefill.node, plan.decode.node) == ("b", "d")
+
+
+def test_loading_that_costs_more_than_computing_is_not_planned() -> None:
+    slow = prefill("p", cost=CostModel(load_token_s=1.0))
+    plan = place(view(slow, decode("d")), request(matched_tokens=900), Tuning())
+    assert plan.matched_tokens == 0
+    quick = prefill("p")
+    plan = place(view(quick, decode("d")), request(matched_tokens=900), Tuning())
+    assert plan.matched_tokens == 900
+
+
+def test_cache_aware_reuses_only_what_its_host_holds() -> None:
+    near, far = prefill("near", host_id=H0), prefill("far", host_id=H1)
+    asked = request(matched_tokens=900, local_tokens={H0: 600})
+    plan = place(view(near, far, decode("d")), asked, Tuning(policy="cache-aware"))
+    assert (plan.prefill.node, plan.matched_tokens) == ("near", 600)
+
+
+def test_algorithm_1_fetches_beyond_the_threshold_and_recomputes_below_it() -> None:
+    asked = request(matched_tokens=900, local_tokens={H0: 700})
+    near = prefill("near", host_id=H0)
+    lenient = Tuning(policy="kvcache-centric", balancing_threshold=1.5)
+    strict = Tuning(policy="kvcache-centric", balancing_threshold=1.1)
+    assert place(view(near, decode("d")), asked, lenient).matched_tokens == 700
+    assert place(view(near, decode("d")), asked, strict).matched_tokens == 900
+    nothing_local = request(matched_tokens=900)
+    assert place(view(near, decode("d")), nothing_local, lenient).matched_tokens == 900
+
+
+def test_random_is_drawn_from_seed_and_request() -> None:
+    many = view(*(prefill(f"p{i}") for i in range(8)), decode("d"))
+    drawn = {
+        place(many, request(request_id=RequestId(str(i))), Tuning(policy="random")).prefill.node
+        for i in range(50)
+    }
+    assert len(drawn) == 8
+
+
+def test_decode_is_the_one_with_the_shortest_step_that_has_room() -> None:
+    crowded = decode("crowded", num_requests=10, capacity_tokens=10_000)
+    full = decode("full", capacity_tokens=10_000, reserved_tokens=9_500)
+    free = decode("free", num_requests=2, capacity_tokens=10_000)
+    assert place(view(prefill("p"), crowded, full, free), request(), Tuning()).decode.node == "free"
+
+
+def test_refusals_name_what_is_wrong() -> None:
+    with pytest.raises(Unavailable):
+        place(view(), request(), Tuning())
+    with pytest.raises(NotFound, match="known: m"):
+        place(view(prefill("p"), decode("d")), request(model="x"), Tuning())
+    with pytest.raises(Unavailable, match="no decode") as gone:
+        place(view(prefill("p"), decode("d", state="dead")), request(), Tuning())
+    assert gone.value.retry_after_ms
+    with pytest.raises(Unavailable, match="namespace"):
+        place(view(prefill("p"), decode("d", namespace=b"x")), request(), Tuning())
+    with pytest.raises(Rejected, match="every prefill queue") as late:
+        place(view(prefill("p", queue_s=99), decode("d")), request(), Tuning())
+    assert late.value.retry_after_ms
+    with pytest.raises(Rejected, match="lower max_tokens"):
+        place(view(prefill("p"), decode("d", capacity_tokens=1000)), request(), Tuning())
+    crowded = decode("d", capacity_tokens=2000, reserved_tokens=1900, queue_s=99)
+    with pytest.raises(Rejected, match="every decode queue"):
+        place(view(prefill("p"), crowded), request(), Tuning())
+
+
+def test_suspects_serve_when_nobody_else_can() -> None:
+    suspect, healthy = prefill("s", state="suspect"), prefill("h", queue_s=5)
+    d = decode("d")
+    assert place(view(suspect, healthy, d), request(), Tuning()).prefill.node == "h"
+    assert place(view(suspect, d), request(), Tuning()).prefill.node == "s"
+    excluded = request(exclude=frozenset({NodeId("h")}))
+    assert place(view(suspect, healthy, d), excluded, Tuning()).prefill.node == "s"
+
+
+def put_node(name: str, **more: object) -> PutNode:
+    made = PutNode(NodeId(name), H0, "alive", 0, 1000, 0)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_new_blocks_go_to_the_same_host_then_to_room_then_in_turn() -> None:
+    def chosen(*nodes: PutNode) -> str | None:
+        return choose_put_target(nodes, near=H0, full=0.95)
+
+    assert chosen() is None
+    assert chosen(put_node("far", host_id=H1), put_node("near", used_bytes=500)) == "near"
+    assert chosen(put_node("far", host_id=H1), put_node("near", used_bytes=960)) == "far"
+    assert chosen(put_node("a", used_bytes=500), put_node("b", used_bytes=100)) == "b"
+    assert chosen(put_node("a", last_chosen=4), put_node("b", last_chosen=2)) == "b"
+    assert chosen(put_node("a", state="suspect"), put_node("b", used_bytes=900)) == "b"
+    assert chosen(put_node("a", state="suspect"), put_node("b", state="dead")) == "a"

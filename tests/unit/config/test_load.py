@@ -1,0 +1,103 @@
+"""Config errors are one line: file, key, problem, what is known."""
+
+from pathlib import Path
+
+import pytest
+
+from daemons.config.base import Section, load_config
+from daemons.config.common import size_bytes
+from daemons.config.mc_cachenode import CachenodeConfig
+from daemons.config.mc_decode import DecodeConfig
+from daemons.config.mc_gateway import GatewayConfig
+from daemons.config.mc_master import MasterConfig
+from daemons.config.mc_prefill import PrefillConfig
+from daemons.core.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    return path
+
+
+def message(path: Path | None, overrides: list[str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, MasterConfig, overrides)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_defaults_need_no_file() -> None:
+    assert load_config(None, MasterConfig) == MasterConfig()
+    assert load_config(None, CachenodeConfig).segment.size == "2GiB"
+
+
+def test_file_and_overrides_are_laid_over_the_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, '[node]\nid = "m1"\n[pool]\nhigh_watermark = 0.8\n')
+    config = load_config(
+        path, MasterConfig, ["pool.high_watermark=0.9", "node.metrics=", "conductor.policy=random"]
+    )
+    assert (config.node.id, config.node.metrics) == ("m1", "")
+    assert (config.pool.high_watermark, config.conductor.policy) == (0.9, "random")
+    assert config.membership.beat_interval_s == 0.5
+
+
+def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
+    text = message(write(tmp_path, "[pool]\nhigh_water = 0.9\n"))
+    assert "x.toml" in text
+    assert "`pool.high_water`" in text
+    assert "high_watermark, low_watermark, lease_s" in text
+
+
+def test_unknown_section_names_the_known_ones(tmp_path: Path) -> None:
+    text = message(write(tmp_path, "[pooll]\n"))
+    assert "`pooll`" in text
+    assert "node, membership, pool, conductor, log" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[pool]\nhigh_watermark = 2.0\n", "pool.high_watermark"),
+        ('[pool]\nlease_s = "x"\n', "pool.lease_s"),
+        ('[conductor]\npolicy = "fastest"\n', "conductor.policy"),
+        ("[membership]\nbeat_interval_s = 0\n", "membership.beat_interval_s"),
+        ("pool = 3\n", "pool"),
+        ("[pool\n", "not valid TOML"),
+    ],
+)
+def test_wrong_values_name_their_key(tmp_path: Path, text: str, part: str) -> None:
+    assert part in message(write(tmp_path, text))
+
+
+def test_missing_and_unreadable_files_are_said(tmp_path: Path) -> None:
+    assert "no such file" in message(tmp_path / "none.toml")
+    assert "cannot be read" in message(tmp_path)
+    binary = tmp_path / "b.toml"
+    binary.write_bytes(b"\xff\xfe")
+    assert "cannot be read" in message(binary)
+
+
+@pytest.mark.parametrize("override", ["pool", "=3", "pool.lease_s.more=1", "pool.nothing=1"])
+def test_bad_overrides_are_said(override: str) -> None:
+    overrides = ["pool.lease_s=2", override]
+    assert message(None, overrides)
+
+
+@pytest.mark.parametrize(
+    "kind", [MasterConfig, CachenodeConfig, PrefillConfig, DecodeConfig, GatewayConfig]
+)
+def test_every_process_has_a_node_and_a_log_section(kind: type[Section], tmp_path: Path) -> None:
+    overrides = [] if kind not in (PrefillConfig, DecodeConfig) else [f"model.path={tmp_path}"]
+    config = load_config(None, kind, overrides)
+    assert config.node.id  # type: ignore[attr-defined]
+    assert config.log.level == "info"  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        config.node = None  # type: ignore[attr-defined]
+
+
+def test_sizes_name_their_key() -> None:
+    assert size_bytes("1GiB", "segment.size") == 1 << 30
+    for bad in ("many", 0, -5):
+        with pytest.raises(ConfigError, match=r"segment\.size"):
+            size_bytes(bad, "segment.size")

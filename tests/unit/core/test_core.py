@@ -1,0 +1,63 @@
+"""Errors, units, ids, clock."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemons.core.clock import ManualClock, monotonic
+from daemons.core.errors import FAMILIES, ConfigError, McError, NotFound, family_of
+from daemons.core.ids import new_epoch, new_put_id, new_request_id, short
+from daemons.core.units import format_duration, format_size, parse_size
+
+
+class LeafNotFound(NotFound):
+    """A leaf lives beside the code that raises it."""
+
+
+def test_a_leaf_belongs_to_its_family() -> None:
+    assert family_of(LeafNotFound("x")) == "not_found"
+    assert family_of(McError("x")) == "error"
+    assert all(family.code == code for code, family in FAMILIES.items())
+    assert LeafNotFound("why", retry_after_ms=3).retry_after_ms == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("64K", 65536), ("1.5k", 1536), ("7", 7), (9, 9)],
+)
+def test_sizes_are_powers_of_1024(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1 GiBB", "-1", "1e9", "ten"])
+def test_other_sizes_say_how_to_write_one(text: str) -> None:
+    with pytest.raises(ConfigError, match="512MiB"):
+        parse_size(text)
+
+
+@given(st.integers(0, 1 << 50))
+def test_formatted_sizes_parse_back_to_about_the_same(size: int) -> None:
+    assert parse_size(format_size(size)) == pytest.approx(size, rel=0.06, abs=1)
+
+
+def test_durations_read_well() -> None:
+    assert [format_duration(s) for s in (0.0012, 0.25, 3.456, 600)] == [
+        "1.2 ms",
+        "250 ms",
+        "3.46 s",
+        "10.0 min",
+    ]
+
+
+def test_ids_are_new_each_time() -> None:
+    assert len({new_request_id() for _ in range(100)}) == 100
+    assert len(new_put_id()) == 16
+    assert all(0 < new_epoch() < 2**56 for _ in range(100))
+    assert (short(b"\xab" * 16), short("0123456789")) == ("abababab", "01234567")
+
+
+def test_manual_clock_moves_when_told() -> None:
+    clock = ManualClock(5)
+    clock.advance(1.5)
+    assert clock() == 6.5
+    assert monotonic() <= monotonic()
