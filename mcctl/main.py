@@ -65,10 +65,11 @@ class LazyGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = self._load(name)
+            command = self.load(name)
         return name, command, rest
 
-    def _load(self, name: str) -> Any:
+    def load(self, name: str) -> Any:
+        """Import a command; the global options are added to each of its verbs."""
         module = importlib.import_module(f"mcctl.commands.{COMMANDS[name].module}")
         command: Any = typer.main.get_command(module.app)
         command.name = name

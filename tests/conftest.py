@@ -1,0 +1,23 @@
+"""What all tests share: none touches the operator's own directories but the model cache, which is slow to fill."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(home / "state"))
+        patch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """Root of the source."""
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,102 @@
+"""Manual pages: valid mdoc, and complete."""
+
+import re
+import shutil
+import subprocess
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer.main
+
+from daemons.protocol import messages
+from daemons.protocol.base import Record
+from mcctl import exit_codes, main
+
+UNIONS = (messages.Request, messages.Reply, messages.Part, messages.Notice, messages.Event)
+PAGES = sorted((Path(__file__).parents[2] / "man").iterdir())
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_valid_mdoc(page: Path) -> None:
+    done = subprocess.run(
+        ["mandoc", "-T", "lint", "-W", "warning", str(page)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_cross_references_exist(page: Path) -> None:
+    ours = {path.name for path in PAGES}
+    for name, section in re.findall(r"^\.Xr (mc\S*) (\d)", page.read_text(), re.MULTILINE):
+        assert f"{name}.{section}" in ours, f"{page.name}: {name}({section})"
+
+
+def test_mcctl_page_has_every_verb_and_flag(checkout: Path) -> None:
+    text = (checkout / "man" / "mcctl.1").read_text()
+    group: typing.Any = typer.main.get_command(main.app)
+    missing = [flag for param in group.params for flag in _flags(param) if flag not in text]
+    for noun in main.COMMANDS:
+        command = group.load(noun)
+        verbs = getattr(command, "commands", None) or {"": command}
+        for verb, leaf in verbs.items():
+            if f".It Cm {f'{noun} {verb}'.strip()}" not in text:
+                missing.append(f"{noun} {verb}")
+            missing += [
+                f"{noun} {verb} {flag}"
+                for param in leaf.params
+                for flag in _flags(param)
+                if flag not in text
+            ]
+    assert not missing
+
+
+def test_mcctl_page_has_every_exit_code(checkout: Path) -> None:
+    text = (checkout / "man" / "mcctl.1").read_text()
+    codes = {0, 1, 2, exit_codes.INTERRUPTED, *exit_codes.BY_FAMILY.values()}
+    assert codes <= {int(code) for code in re.findall(r"^\.It (\d+)$", text, re.MULTILINE)}
+
+
+def test_protocol_page_has_every_message_and_field(checkout: Path) -> None:
+    text = (checkout / "man" / "mc-protocol.7").read_text()
+    missing = []
+    for struct in _structs():
+        found = re.search(rf"^\.It Sy {struct.__name__}\n(.*?)(?=^\.It|^\.El)", text, re.M | re.S)
+        if found is None:
+            missing.append(struct.__name__)
+            continue
+        missing += [
+            f"{struct.__name__}.{field}"
+            for field in struct.__struct_fields__
+            if not re.search(rf"\b{field} \(", found[1])
+        ]
+    assert not missing
+
+
+def _flags(param: typing.Any) -> list[str]:
+    """As mdoc spells them: -model of --model, after .Fl."""
+    long = [flag[1:] for flag in param.opts if flag.startswith("--") and flag != "--help"]
+    return [flag for flag in long if flag != "-version"]
+
+
+def _structs() -> list[type[msgspec.Struct]]:
+    found: list[type[msgspec.Struct]] = []
+
+    def visit(hint: object) -> None:
+        for inner in typing.get_args(hint):
+            visit(inner)
+        is_struct = isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+        if is_struct and hint not in found:
+            found.append(hint)
+            for field in msgspec.structs.fields(hint):
+                visit(field.type)
+
+    for union in UNIONS:
+        visit(union)
+    assert any(issubclass(struct, Record) for struct in found)
+    return found

@@ -1,0 +1,69 @@
+"""systemd units: valid, sandboxed, with the keys that every one of them needs."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = sorted((Path(__file__).parents[2] / "systemd").glob("*.service"))
+needs_analyze = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+MAX_EXPOSURE_TENTHS = 20
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path, checkout: Path) -> Path:
+    """Copies whose programs exist here."""
+    for unit in (checkout / "systemd").iterdir():
+        text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.M)
+        (tmp_path / unit.name).write_text(text)
+    return tmp_path
+
+
+@needs_analyze
+def test_units_are_valid(stubbed: Path) -> None:
+    names = [
+        f"./{path.name}" for path in stubbed.iterdir() if path.suffix in (".service", ".target")
+    ]
+    done = _analyze(["verify", "--man=no", "--recursive-errors=one", *names], stubbed)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_analyze
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_unit_is_sandboxed(unit: Path, stubbed: Path) -> None:
+    arguments = ["security", "--offline=true", f"--threshold={MAX_EXPOSURE_TENTHS}", "--no-pager"]
+    done = _analyze([*arguments, f"./{unit.name}"], stubbed)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_unit_has_what_each_needs(unit: Path) -> None:
+    text = unit.read_text()
+    process = unit.stem.rstrip("@")
+    for line in (
+        f"Documentation=man:{process}(8) man:{process}.toml(5)",
+        "PartOf=mooncake.target",
+        "ProtectSystem=strict",
+        "Restart=on-failure",
+        "RestartPreventExitStatus=78",
+        "Type=notify",
+        "User=mooncake",
+        "WantedBy=mooncake.target",
+    ):
+        assert f"\n{line}\n" in text, line
+    assert "\nWatchdogSec=" in text
+    assert f"/bin/{process} --config /etc/mooncake/{process}" in text
+
+
+def _analyze(arguments: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["systemd-analyze", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
