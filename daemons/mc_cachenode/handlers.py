@@ -131,23 +131,26 @@ class CachenodeHandlers:
         if why is not None:
             session.why = f"block {short(block.meta.hash)} is malformed: {why}"
             return "failed"
-        replicas = self._parts.replicas
-        existing = replicas.get(block.meta.hash)
-        length = block.source.ranges.length
+        existing = self._parts.replicas.get(block.meta.hash)
         if existing is not None:
             return self._compare(block, existing)
         try:
+            return self._allocate(block)
+        except Exhausted as error:
+            return self._exhausted(session, error)
+
+    def _allocate(self, block: PutBlock) -> Replica:
+        """Raises Exhausted when nothing is free and no victim is ours to choose."""
+        replicas, length = self._parts.replicas, block.source.ranges.length
+        try:
             return replicas.begin(block.meta, length, block.num_layers)
         except Exhausted:
-            if self._parts.may_evict():
-                for freed in replicas.make_room(length, block.num_layers):
-                    self._parts.reporter.freed(freed)
-                    self._parts.metrics.freed_blocks.labels("orphan").inc()
-                try:
-                    return replicas.begin(block.meta, length, block.num_layers)
-                except Exhausted as still:
-                    error = still
-            return self._exhausted(session, error)
+            if not self._parts.may_evict():
+                raise
+        for freed in replicas.make_room(length, block.num_layers):
+            self._parts.reporter.freed(freed)
+            self._parts.metrics.freed_blocks.labels("own").inc()
+        return replicas.begin(block.meta, length, block.num_layers)
 
     def _compare(self, block: PutBlock, existing: Replica) -> PutStatus:
         if existing.length != block.source.ranges.length:

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import xxhash
 
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.errors import McError, Unavailable
@@ -34,7 +33,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.node import ListNodes, ListNodesReply
 from daemons.protocol.prefix_hash import block_hashes, root_hash
-from daemons.protocol.segment import RegionRef, Source, Strided
+from daemons.protocol.segment import Generation, RegionRef, Source, Strided
 from daemons.rpc import SyncClient
 from daemons.store.seal import layer_checksums
 from daemons.transfer import ByteArray, GenerationTable, TransferEngine, allocate_shared
@@ -139,7 +138,7 @@ def start_node(directory: Path, master: str, *settings: str) -> Daemon:
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def directory() -> Iterator[Path]:
     """On a tmpfs, and short enough for UNIX sockets."""
     path = Path(f"/dev/shm/mct-{os.getpid()}-{time.monotonic_ns() % 10**6}")
@@ -150,7 +149,7 @@ def directory() -> Iterator[Path]:
     path.rmdir()
 
 
-@pytest.fixture()
+@pytest.fixture
 def pool(directory: Path) -> Iterator[Pool]:
     port = free_port()
     master = Daemon(
@@ -169,7 +168,7 @@ def pool(directory: Path) -> Iterator[Pool]:
         master.stop()
 
 
-@pytest.fixture()
+@pytest.fixture
 def lonely(directory: Path) -> Iterator[Pool]:
     """A node whose master does not exist, and who waits long before it evicts by itself."""
     node = start_node(directory, f"tcp://127.0.0.1:{free_port()}", "report.orphan_after_s=3600")
@@ -220,7 +219,7 @@ class SourceMemory:
         return rows[:, index].tobytes()
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_source(directory: Path) -> Iterator[Callable[..., SourceMemory]]:
     engines: list[TransferEngine] = []
 
@@ -265,3 +264,362 @@ def test_blocks_come_back_as_they_were_put(
     assert (num_good, bad) == (12, [])
     assert np.array_equal(read, source.array)
     assert BlockReader(source.engine).read_block(locations[3]) == source.payload(3)
+
+
+def test_a_put_is_repeated_renamed_and_contradicted(
+    pool: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    source, hashes = make_source(3), chain(3)
+    blocks = [source.block(i, hashes, with_checksums=True) for i in range(3)]
+    first = Put(put_id=new_put_id(), blocks=blocks[:2])
+    with SyncClient(pool.control) as client:
+        assert client.request(first) == client.request(first)
+        again = put_blocks(client, blocks)
+        assert again.results == ["already_sealed", "already_sealed", "stored"]
+        other = msgspec.structs.replace(blocks[0], checksums=blocks[1].checksums)
+        assert put_blocks(client, [other]).results == ["conflict"]
+        lying = msgspec.structs.replace(
+            source.block(2, chain(3, seed=99)), checksums=blocks[0].checksums
+        )
+        reply = put_blocks(client, [lying])
+        assert reply.results == ["failed"]
+        assert "checksums" in reply.why
+        twice = put_blocks(client, [source.block(0, chain(3, seed=77))] * 2)
+        assert twice.results == ["stored", "being_written"]
+
+
+def test_malformed_puts_are_refused_one_by_one(
+    lonely: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    source, hashes = make_source(2), chain(2)
+    good = source.block(0, hashes)
+    block = source.block(1, hashes)
+    replace = msgspec.structs.replace
+    ranges = block.source.ranges
+    bad = [
+        replace(block, num_layers=0),
+        replace(block, num_layers=NUM_LAYERS + 1),
+        replace(block, checksums=[1]),
+        replace(block, source=replace(block.source, ranges=replace(ranges, row_bytes=0))),
+        replace(block, source=replace(block.source, ranges=replace(ranges, offset=1 << 50))),
+        replace(block, source=replace(block.source, ranges=replace(ranges, stride_bytes=1))),
+        replace(
+            block,
+            source=replace(block.source, region=replace(source.region, region_id=12345)),
+        ),
+    ]
+    for wrong in bad:
+        reply = lonely.put([good, wrong])
+        assert reply.results[1] == "failed", reply
+        assert reply.why
+    assert lonely.put([block]).results == ["stored"]
+
+
+def test_a_full_segment_says_why_and_the_master_makes_room(
+    pool: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    source = make_source(16)
+    stored: list[BlockHash] = []
+    seed = 0
+    reply = PutReply(results=[])
+    while "exhausted" not in reply.results and seed < 64:
+        hashes = chain(16, seed=1000 * seed)
+        reply = pool.put([source.block(i, hashes) for i in range(16)])
+        stored += [h for h, status in zip(hashes, reply.results, strict=True) if status == "stored"]
+        seed += 1
+    if "exhausted" in reply.results:
+        assert "no slot of" in reply.why
+        assert reply.retry_after_ms
+    hashes = chain(16, seed=999_000)
+
+    def is_stored() -> bool:
+        answer = pool.put([source.block(i, hashes) for i in range(16)])
+        return set(answer.results) <= {"stored", "already_sealed"}
+
+    wait_for(is_stored, 15)
+    num_good, read, _ = read_all(source.engine, pool.wait_until_sealed(hashes))
+    assert num_good == 16
+    assert np.array_equal(read, source.array)
+    with SyncClient(pool.master) as client:
+        stat = client.request(CacheStat())
+    assert isinstance(stat, CacheStatReply)
+    assert stat.num_evicted > 0
+
+
+def test_a_full_node_without_a_master_refuses_then_helps_itself(
+    directory: Path, make_source: Callable[..., SourceMemory]
+) -> None:
+    node = start_node(directory, f"tcp://127.0.0.1:{free_port()}", "report.orphan_after_s=1.0")
+    try:
+        pool = Pool(node, node.find(r"ready .*control=(\S+)"), "", directory)
+        source = make_source(16)
+        statuses = set()
+        for seed in range(20):
+            hashes = chain(16, seed=1000 * seed)
+            statuses |= set(pool.put([source.block(i, hashes) for i in range(16)]).results)
+        assert statuses in ({"stored", "exhausted"}, {"stored"})
+        time.sleep(1.1)
+        hashes = chain(16, seed=500_000)
+        assert pool.put([source.block(i, hashes) for i in range(16)]).results == ["stored"] * 16
+    finally:
+        node.stop()
+
+
+def test_a_flipped_byte_is_a_miss_and_the_node_drops_the_block(
+    pool: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    source, hashes = make_source(6), chain(6)
+    assert pool.put([source.block(i, hashes) for i in range(6)]).results == ["stored"] * 6
+    locations = pool.wait_until_sealed(hashes)
+    with pool.segment_file.open("r+b") as segment:
+        segment.seek(locations[3].offset + 5 * ROW + 17)
+        byte = segment.read(1)
+        segment.seek(-1, os.SEEK_CUR)
+        segment.write(bytes([byte[0] ^ 1]))
+    num_good, read, bad = read_all(source.engine, locations)
+    assert num_good == 3
+    assert [(location.hash, "layer 2" in why) for location, why in bad] == [(hashes[3], True)]
+    arena = read.reshape(2 * NUM_LAYERS, 6, ROW)
+    assert np.array_equal(arena[:, :3], source.array.reshape(2 * NUM_LAYERS, 6, ROW)[:, :3])
+    assert BlockReader(source.engine).read_block(locations[3]) is None
+    with SyncClient(pool.master) as client:
+        for block_hash in (hashes[3], hashes[4]):
+            client.request(BadReplica(hash=block_hash, node=NodeId("node-a"), why="test"))
+    wait_for(lambda: len(pool.match(hashes)) == 3)
+    assert len(pool.match(hashes[4:])) == 2, "a good block was dropped on a complaint"
+    assert pool.put([source.block(3, hashes)]).results == ["stored"]
+    assert len(pool.wait_until_sealed(hashes)) == 6
+
+
+def test_a_flipped_trailer_or_an_old_location_is_a_miss(
+    pool: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    source, hashes = make_source(3), chain(3)
+    pool.put([source.block(i, hashes) for i in range(3)])
+    locations = pool.wait_until_sealed(hashes)
+    old = msgspec.structs.replace(locations[1], seal_checksum=locations[1].seal_checksum ^ 1)
+    opened = BlockReader(source.engine).open([locations[0], old, locations[2]])
+    assert (opened.num_good, len(opened.bad)) == (1, 1)
+    gone = msgspec.structs.replace(
+        locations[1], region=msgspec.structs.replace(locations[1].region, region_id=99)
+    )
+    opened = BlockReader(source.engine).open([locations[0], gone, locations[2]])
+    assert (opened.num_good, len(opened.bad), len(opened.unreachable)) == (1, 0, 1)
+
+
+SOURCE = """
+import sys
+from pathlib import Path
+import msgspec, numpy as np
+from daemons.core.ids import new_epoch
+from daemons.transfer import GenerationTable, TransferEngine, allocate_shared
+directory, size, transports = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
+engine = TransferEngine(epoch=new_epoch(), unix_dir=directory, transports=transports)
+memory = allocate_shared("source", size)
+memory.array[:] = 1
+table = GenerationTable(engine, 1)
+print(msgspec.json.encode((engine.register(memory), table.guard(0))).decode(), flush=True)
+for line in sys.stdin:
+    table.advance(0)
+    memory.array[:] = 2
+    print("reused", flush=True)
+"""
+
+
+@pytest.fixture
+def start_source(directory: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], Source]]]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(size: int, transports: str) -> tuple[subprocess.Popen[str], Source]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SOURCE, str(directory), str(size), transports],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        region, guard = msgspec.json.decode(
+            process.stdout.readline(), type=tuple[RegionRef, Generation]
+        )
+        return process, Source(
+            region=region, ranges=Strided(offset=0, row_bytes=1), generation=guard
+        )
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+BIG_ROW = 64 * 1024
+BIG_BLOCK = 2 * NUM_LAYERS * BIG_ROW
+NUM_BIG = 64
+
+
+def big_blocks(source: Source, hashes: list[BlockHash]) -> list[PutBlock]:
+    """Each from its own part of a source that is filled with one number."""
+    return [
+        PutBlock(
+            meta=BlockMeta(
+                hash=block_hash,
+                parent=root_hash(NAMESPACE),
+                namespace=NAMESPACE,
+                depth=0,
+                num_tokens=64,
+                model="test",
+            ),
+            source=msgspec.structs.replace(
+                source,
+                ranges=Strided(
+                    offset=index * BIG_BLOCK,
+                    row_bytes=BIG_ROW,
+                    num_rows=2 * NUM_LAYERS,
+                    stride_bytes=BIG_ROW,
+                ),
+            ),
+            num_layers=NUM_LAYERS,
+        )
+        for index, block_hash in enumerate(hashes)
+    ]
+
+
+def put_in_background(pool: Pool, blocks: list[PutBlock]) -> tuple[threading.Thread, list[object]]:
+    answers: list[object] = []
+
+    def put() -> None:
+        try:
+            with SyncClient(pool.control) as client:
+                answers.append(put_blocks(client, blocks, timeout_s=30))
+        except McError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    return thread, answers
+
+
+def assert_only_right_bytes(pool: Pool, hashes: list[BlockHash], results: list[str]) -> None:
+    """What was stored holds the first content, whole; the rest is not to be found."""
+    engine = TransferEngine(epoch=new_epoch(), unix_dir=pool.directory)
+    try:
+        for block_hash, status in zip(hashes, results, strict=True):
+            if status == "stored":
+                (location,) = pool.wait_until_sealed([block_hash])
+                payload = BlockReader(engine).read_block(location)
+                assert payload == b"\1" * BIG_BLOCK
+            else:
+                assert pool.match([block_hash]) == []
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("transports", ["shm,tcp", "tcp"])
+def test_a_source_killed_in_mid_pull_seals_nothing_wrong(
+    pool: Pool, start_source: Callable[..., tuple[subprocess.Popen[str], Source]], transports: str
+) -> None:
+    process, source = start_source(NUM_BIG * BIG_BLOCK, transports)
+    hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BIG)]
+    thread, answers = put_in_background(pool, big_blocks(source, hashes))
+    time.sleep(0.03)
+    process.kill()
+    thread.join(20)
+    (reply,) = answers
+    assert isinstance(reply, PutReply)
+    assert set(reply.results) <= {"stored", "failed", "exhausted"}
+    assert_only_right_bytes(pool, hashes, list(reply.results))
+
+
+@pytest.mark.parametrize("transports", ["shm,tcp", "tcp"])
+def test_a_node_stopped_in_mid_pull_never_seals_a_reused_source(
+    pool: Pool, start_source: Callable[..., tuple[subprocess.Popen[str], Source]], transports: str
+) -> None:
+    process, source = start_source(NUM_BIG * BIG_BLOCK, transports)
+    hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BIG)]
+    thread, answers = put_in_background(pool, big_blocks(source, hashes))
+    time.sleep(0.02)
+    pool.node.process.send_signal(signal.SIGSTOP)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "reused\n"
+    pool.node.process.send_signal(signal.SIGCONT)
+    thread.join(40)
+    (reply,) = answers
+    assert isinstance(reply, PutReply)
+    assert set(reply.results) <= {"stored", "failed", "exhausted"}
+    assert_only_right_bytes(pool, hashes, list(reply.results))
+    late = [BlockHash(os.urandom(16))]
+    assert pool.put(big_blocks(source, late)).results == ["failed"]
+
+
+def test_a_new_master_hears_of_every_block(
+    directory: Path, make_source: Callable[..., SourceMemory]
+) -> None:
+    port, source = free_port(), make_source(8)
+    endpoint = f"tcp://127.0.0.1:{port}"
+    settings = (
+        f"node.listen={endpoint}",
+        f"node.events=tcp://127.0.0.1:{free_port()}",
+        "node.metrics=",
+        f"node.state_dir={directory / 'master'}",
+    )
+    node = start_node(directory, endpoint)
+    masters: list[Daemon] = []
+    try:
+        pool = Pool(node, node.find(r"ready .*control=(\S+)"), endpoint, directory)
+        hashes = chain(8)
+        before = pool.put([source.block(i, hashes) for i in range(4)])
+        masters.append(Daemon("daemons.mc_master", *settings))
+        assert before.results == ["stored"] * 4
+        wait_for(lambda: is_answering(pool, hashes[:4]), 15)
+        masters[0].process.kill()
+        masters[0].process.wait()
+        assert pool.put([source.block(i, hashes) for i in range(4, 8)]).results == ["stored"] * 4
+        masters.append(Daemon("daemons.mc_master", *settings))
+        wait_for(lambda: is_answering(pool, hashes), 15)
+        assert read_all(source.engine, pool.match(hashes))[0] == 8
+    finally:
+        node.stop()
+        for master in masters:
+            master.stop()
+
+
+def is_answering(pool: Pool, hashes: list[BlockHash]) -> bool:
+    try:
+        return len(pool.match(hashes)) == len(hashes)
+    except Unavailable:
+        return False
+
+
+def test_sigterm_finishes_puts_and_leaves(
+    pool: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    source, hashes = make_source(16), chain(16)
+    thread, answers = put_in_background(pool, [source.block(i, hashes) for i in range(16)])
+    thread.join()
+    pool.node.process.terminate()
+    assert pool.node.process.wait(10) == 0
+    assert isinstance(answers[0], PutReply)
+    assert not list(pool.directory.glob("shm/*/*.segment"))
+    with SyncClient(pool.master) as client:
+        reply = client.request(ListNodes())
+    assert isinstance(reply, ListNodesReply)
+    assert [listed.node.node for listed in reply.nodes if listed.state == "alive"] == []
+    assert pool.match(hashes) == []
+
+
+def test_hostile_control_bytes_do_not_stop_the_node(
+    lonely: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    host, _, port = lonely.control.removeprefix("tcp://").rpartition(":")
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(random.bytes(int(random.integers(1, 500))))
+    source, hashes = make_source(1), chain(1)
+    assert lonely.put([source.block(0, hashes)]).results == ["stored"]

@@ -329,7 +329,8 @@ engine.close()
     memory.array[:] = 2
     puller.send_signal(signal.SIGCONT)
     output, _ = puller.communicate(timeout=20)
-    assert output == "refused\n"
+    # Over TCP all may have been sent before the reuse: then these are the right bytes, and every one of them.
+    assert output == "refused\n" or (transport == "tcp" and output == "accepted 1 1\n")
     engine.close()
 
 
