@@ -99,10 +99,12 @@ class Progress:
 
     def _may_try_again(self) -> bool:
         if self.delivered:
-            self.num_replays += 1
-            return self.num_replays <= MAX_REPLAYS
-        self.num_retries += 1
-        return self.num_retries <= self.max_retries
+            may = self.num_replays < MAX_REPLAYS
+            self.num_replays += may
+        else:
+            may = self.num_retries < self.max_retries
+            self.num_retries += may
+        return may
 
     def _after_refused_schedule(self, error: McError) -> Retry | GiveUp:
         """Avoiding a node is a wish: without another one, a node that only stumbled is asked again, once."""

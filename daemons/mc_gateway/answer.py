@@ -99,6 +99,12 @@ class Answer:
     def results(self) -> list[ChoiceResult]:
         return [choice.result for choice in self.choices if choice.result is not None]
 
+    @property
+    def num_retries(self) -> int:
+        """Of the choices that have ended, well or not."""
+        ends = [choice.stream.end for choice in self.choices]
+        return sum(end.num_retries for end in ends if end is not None)
+
     def cancel(self) -> None:
         for choice in self.choices:
             choice.stream.cancel()

@@ -183,6 +183,7 @@ class GenerationEndpoint:
                 raise from_mc_error(error) from error
             finally:
                 answer.cancel()
+                gateway.metrics.retries.inc(answer.num_retries)
             gateway.metrics.record(answer.results)
         return 200
 

@@ -42,7 +42,6 @@ class GatewayMetrics:
             self.prompt_tokens.inc(result.num_prompt_tokens)
             self.cached_tokens.inc(result.mooncake.reused_tokens)
             self.completion_tokens.inc(result.num_tokens)
-            self.retries.inc(result.mooncake.num_retries)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"mc_gateway_{name}", text, registry=self.registry)

@@ -525,6 +525,7 @@ def test_second_death_without_stream_is_503(bench: Bench) -> None:
     response = bench.post(chat())
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "unavailable"
+    assert "mc_gateway_retries_total 1.0" in bench.http.get("/metrics").text
     assert int(response.headers["retry-after"]) >= 1
 
 

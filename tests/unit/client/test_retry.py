@@ -47,6 +47,7 @@ def test_two_retries_before_the_first_token() -> None:
     assert failed(progress, GONE) == Retry((NodeId("decode"),))
     assert failed(progress, GONE) == Retry((NodeId("decode"),))
     assert failed(progress, GONE) == GiveUp(GONE)
+    assert progress.num_attempts == 3
 
 
 def test_one_replay_after_it() -> None:
