@@ -4,12 +4,13 @@ prefill(n tokens, of which c are reused) = fixed + token * u + token_context * u
 work plus attention to what stands before, the middle of the new tokens seeing c + u/2 (design section 7).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daemons.protocol.node import InstanceLoad
 
 REMOTE_LOAD_FACTOR = 4.0
 """A block of another host crosses the network; until measured, so many times the cost of one mapped here."""
+MAX_TERM_S = 3600.0
 BATCH_STEP_FRACTION = 0.06
 """How much one more sequence lengthens a decode step; steps are bound by reading the weights."""
 
@@ -40,17 +41,25 @@ class CostModel:
 
 
 def measured(load: InstanceLoad | None) -> CostModel:
-    """Each term as measured; a term that never was keeps its default."""
+    """Each term as measured; a term that never was, or makes no sense, keeps its default."""
     default = CostModel()
     if load is None:
         return default
-    has_prefill = load.prefill_token_s > 0
-    return CostModel(
-        fixed_s=max(0.0, load.prefill_fixed_s) if has_prefill else default.fixed_s,
-        token_s=load.prefill_token_s if has_prefill else default.token_s,
-        token_context_s=max(0.0, load.prefill_token_context_s)
-        if has_prefill
-        else default.token_context_s,
-        step_s=load.decode_step_s if load.decode_step_s > 0 else default.step_s,
-        load_token_s=load.load_token_s if load.load_token_s > 0 else default.load_token_s,
+    prefill = default
+    if _is_measured(load.prefill_token_s):
+        prefill = CostModel(
+            fixed_s=load.prefill_fixed_s if _is_measured(load.prefill_fixed_s) else 0.0,
+            token_s=load.prefill_token_s,
+            token_context_s=load.prefill_token_context_s
+            if _is_measured(load.prefill_token_context_s)
+            else 0.0,
+        )
+    return replace(
+        prefill,
+        step_s=load.decode_step_s if _is_measured(load.decode_step_s) else default.step_s,
+        load_token_s=load.load_token_s if _is_measured(load.load_token_s) else default.load_token_s,
     )
+
+
+def _is_measured(seconds: float) -> bool:
+    return 0 < seconds < MAX_TERM_S

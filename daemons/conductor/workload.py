@@ -15,6 +15,7 @@ SETTLE_S = 2.0
 MAX_REQUEST_S = 3600.0
 """A request whose end was never reported is forgotten after this."""
 MAX_REQUESTS = 65_536
+MAX_QUEUED_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,9 @@ class Workload:
         """The longer of what we promised and what it reports as waiting."""
         ours = self._loads.get(node)
         promised_s = max(0.0, ours.busy_until_s - now_s) if ours is not None else 0.0
-        reported_s = cost.prefill_s(load.queued_tokens, 0) if load and load.queued_tokens else 0.0
+        reported_s = 0.0
+        if load is not None and load.queued_tokens > 0:
+            reported_s = cost.prefill_s(min(load.queued_tokens, MAX_QUEUED_TOKENS), 0)
         return max(promised_s, reported_s)
 
     def num_requests(self, node: NodeId, load: InstanceLoad | None) -> int:

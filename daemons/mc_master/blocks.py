@@ -11,6 +11,7 @@ from typing import assert_never
 from daemons.conductor.membership import Member
 from daemons.core.errors import NotFound, Unavailable
 from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.checks import check_report
 from daemons.mc_master.clearing import Clearing
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.state import MasterState
@@ -90,6 +91,7 @@ class BlockHandlers:
     # -- reports -------------------------------------------------------------------------------------------------
 
     def _report(self, call: Call, report: Report) -> ReportReply:
+        check_report(report)
         member = self._membership.hear(call, report.node, report.epoch)
         if not member.node.segments:
             raise NotFound(f"node {report.node} joined without a segment, it cannot hold blocks")

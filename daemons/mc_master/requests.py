@@ -9,8 +9,9 @@ from daemons.conductor.placement import Placement, place
 from daemons.conductor.put_placement import PutNode, choose_put_target
 from daemons.conductor.view import ClusterView, InstanceRole, InstanceView, Option, PlacementRequest
 from daemons.conductor.workload import Work
-from daemons.core.errors import McError, ProtocolError, Unavailable, family_of
+from daemons.core.errors import McError, Unavailable, family_of
 from daemons.core.ids import NodeId
+from daemons.mc_master.checks import MAX_TOKENS, check_schedule
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
@@ -34,7 +35,6 @@ RequestMessage = Schedule | RequestDone | ListRequests
 SETTLE_BEATS = 4
 """How long after a restart a model that nobody serves yet may still be one whose nodes are joining."""
 MAX_CANDIDATES = 32
-MAX_TOKENS = 1 << 31
 _INSTANCE_ROLES: dict[Role, InstanceRole] = {"prefill": "prefill", "decode": "decode"}
 
 
@@ -67,7 +67,7 @@ class RequestHandlers:
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def _schedule(self, call: Call, message: Schedule) -> None:
-        _check(message)
+        check_schedule(message)
         state = self._state
         began_s = state.now_s()
         rows = state.directory.find_prefix(message.hashes, now_s=began_s)
@@ -240,13 +240,6 @@ class RequestHandlers:
         model = self._member(placement.prefill.node).node.model
         assert model is not None, "an instance has a model"
         return model.block_tokens
-
-
-def _check(message: Schedule) -> None:
-    if not 0 < message.num_prompt_tokens < MAX_TOKENS or not 0 <= message.max_tokens < MAX_TOKENS:
-        raise ProtocolError(
-            f"num_prompt_tokens {message.num_prompt_tokens} or max_tokens {message.max_tokens} is out of range"
-        )
 
 
 def _candidate(option: Option) -> Candidate:

@@ -20,7 +20,7 @@ from daemons.mc_master.app import MasterApp
 from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
 from daemons.protocol.base import Ping
 from daemons.protocol.messages import MasterRequest, Request, decode_incoming, encode
-from daemons.protocol.node import Join, NodeDescription
+from daemons.protocol.node import Join, NodeDescription, Role
 from daemons.rpc.framing import Header, Kind, unpack_header
 
 pytestmark = pytest.mark.timeout(120)
@@ -142,11 +142,28 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
     return small[kind]
 
 
+def sensible(role: Role) -> NodeDescription:
+    """So that random plans and reports find somebody."""
+    node = msgspec.msgpack.decode(golden(Join), type=Join).node
+    model = msgspec.structs.replace(node.model, name="m", block_tokens=16, max_context_tokens=4096)
+    return msgspec.structs.replace(
+        node,
+        node={"cachenode": "a", "prefill": "b", "decode": "m"}[role],
+        role=role,
+        epoch=1,
+        model=None if role == "cachenode" else model,
+        segments=node.segments if role == "cachenode" else [],
+        capacity_tokens=0,
+    )
+
+
 @settings(LOOSE, max_examples=400)
 @given(sent=st.lists(st.one_of(*[strategy(k) for k in typing.get_args(Request)]), max_size=8))
 def test_random_requests_are_answered_and_leave_the_tables_whole(
     wire: Wire, sent: list[msgspec.Struct]
 ) -> None:
+    for role in ("cachenode", "prefill", "decode"):
+        wire.request(Join(node=sensible(role), incarnation_seen=1))
     for message in sent:
         wire.request(message)
     wire.settle()

@@ -1,0 +1,49 @@
+"""Numbers a peer may send: in range, or the message is refused before it can harm a table."""
+
+from daemons.core.errors import ProtocolError
+from daemons.protocol.block import Report
+from daemons.protocol.node import ModelDescription, NodeDescription
+from daemons.protocol.request import Schedule
+
+MAX_NODE_BYTES = 1 << 50
+"""1 PiB lent by one node; sums over all nodes still fit the wire's 64 bits."""
+MAX_TOKENS = 1 << 31
+MAX_SEQUENCE = 1 << 62
+
+
+def check_node(node: NodeDescription) -> None:
+    if not node.node or len(node.node) > 255:
+        raise ProtocolError("a node id has 1 to 255 characters")
+    capacities = [segment.capacity_bytes for segment in node.segments]
+    if capacities and (min(capacities) < 0 or sum(capacities) > MAX_NODE_BYTES):
+        raise ProtocolError(f"node {node.node} lends segments of {capacities} bytes")
+    if not 0 <= node.capacity_tokens <= MAX_TOKENS:
+        raise ProtocolError(f"node {node.node} has a KV arena of {node.capacity_tokens} tokens")
+    if node.model is not None:
+        _check_model(node.model)
+
+
+def check_report(report: Report) -> None:
+    if not (
+        0 <= report.used_bytes <= MAX_NODE_BYTES and 0 <= report.capacity_bytes <= MAX_NODE_BYTES
+    ):
+        raise ProtocolError(
+            f"node {report.node} reports {report.used_bytes} of {report.capacity_bytes} bytes in use"
+        )
+    if not 0 <= report.sequence <= MAX_SEQUENCE:
+        raise ProtocolError(f"node {report.node} sent report number {report.sequence}")
+
+
+def check_schedule(message: Schedule) -> None:
+    if not 0 < message.num_prompt_tokens < MAX_TOKENS or not 0 <= message.max_tokens < MAX_TOKENS:
+        raise ProtocolError(
+            f"num_prompt_tokens {message.num_prompt_tokens} or max_tokens {message.max_tokens} is out of range"
+        )
+
+
+def _check_model(model: ModelDescription) -> None:
+    if not 0 < model.block_tokens <= MAX_TOKENS or not 0 < model.max_context_tokens <= MAX_TOKENS:
+        raise ProtocolError(
+            f"model {model.name!r} has blocks of {model.block_tokens} tokens and a context of "
+            f"{model.max_context_tokens}"
+        )
