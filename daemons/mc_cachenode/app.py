@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.segment import Segment
-from daemons.transfer import TransferEngine, host_id
+from daemons.transfer import TransferEngine, host_id, prefault, prefault_in_background
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ class CachenodeApp:
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
         )
+        self._is_closed = threading.Event()
+        if not config.segment.prefault:
+            # Puts that come before it is through pay for their own page faults.
+            prefault_in_background(self._segment.array, self._is_closed)
         self._region = self._engine.register(self._segment.memory)
         self._replicas = ReplicaTable(self._segment)
         self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
@@ -105,6 +110,7 @@ class CachenodeApp:
         )
 
     def close(self) -> None:
+        self._is_closed.set()
         self._server.close()
         self._link.close()
         self._workers.close()
@@ -184,5 +190,5 @@ def _create_segment(config: SegmentSection, path: Path) -> Segment:
 
     segment = Segment.create(capacity, path, progress=report)
     if config.prefault:
-        segment.array[:: os.sysconf("SC_PAGESIZE")].max()
+        prefault(segment.array)
     return segment

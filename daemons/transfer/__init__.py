@@ -3,6 +3,7 @@
 from daemons.transfer.engine import Handle, TransferEngine
 from daemons.transfer.generation import GenerationTable
 from daemons.transfer.memory import SharedMemory, allocate_shared, as_bytes, host_id
+from daemons.transfer.prefault import prefault, prefault_in_background
 from daemons.transfer.strided import ByteArray, contiguous
 from daemons.transfer.transports.base import Read, ReadBatch, StaleEpoch, StaleGeneration
 
@@ -20,4 +21,6 @@ __all__ = [
     "as_bytes",
     "contiguous",
     "host_id",
+    "prefault",
+    "prefault_in_background",
 ]

@@ -16,13 +16,16 @@ import numpy as np
 
 from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import HostId
+from daemons.core.units import MIB
 from daemons.protocol.segment import DataAddress
+from daemons.transfer.prefault import prefault_in_background
 from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.base import ReadBatch, StaleEpoch, Unreachable, describe
 from daemons.transfer.transports.stream import StreamPool
 
 _WORD_BYTES = 8
+_PREFAULT_BYTES = MIB
 
 
 class ShmTransport:
@@ -94,6 +97,7 @@ class _Peer:
     lock: threading.Lock = field(default_factory=threading.Lock)
     maps: dict[int, ByteArray | None] = field(default_factory=dict)
     """None: the region is private."""
+    closed: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def connect(cls, batch: ReadBatch) -> "_Peer":
@@ -136,6 +140,7 @@ class _Peer:
                 return self.maps[region_id]
 
     def close(self) -> None:
+        self.closed.set()
         self.sock.close()
         self.stream.close()
         self.maps.clear()
@@ -166,7 +171,10 @@ class _Peer:
         if status == wire.Status.PRIVATE:
             return None
         if status == wire.Status.OK and len(descriptors) == 1:
-            return map_read_only(descriptors[0], length)
+            mapped = map_read_only(descriptors[0], length)
+            if mapped.nbytes >= _PREFAULT_BYTES:
+                prefault_in_background(mapped, self.closed)
+            return mapped
         message = f"{name}: {self.sock.recv(min(length, 1024)).decode(errors='replace')}"
         raise (StaleEpoch if status == wire.Status.STALE_EPOCH else TransferError)(message)
 
