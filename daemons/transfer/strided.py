@@ -22,17 +22,14 @@ def contiguous(offset: int, length: int) -> Strided:
 
 
 def check_within(ranges: Strided, size_bytes: int, what: str) -> None:
-    """Refuse ranges that leave `size_bytes`, overlap themselves, or are empty."""
-    if (
-        ranges.offset < 0
-        or ranges.row_bytes <= 0
-        or ranges.num_rows <= 0
-        or (ranges.num_rows > 1 and ranges.stride_bytes < ranges.row_bytes)
-        or ranges.end > size_bytes
-    ):
+    """Refuse ranges that leave `size_bytes`, overlap themselves, or are empty. Once per range and side: kept short."""
+    offset, row, stride = ranges.offset, ranges.row_bytes, ranges.stride_bytes
+    rows = ranges.num_rows
+    is_shaped = row > 0 and (rows == 1 or (rows > 1 and stride >= row))
+    if not is_shaped or offset < 0 or offset + stride * (rows - 1) + row > size_bytes:
         raise TransferError(
-            f"range offset={ranges.offset} rows={ranges.num_rows}x{ranges.row_bytes} "
-            f"stride={ranges.stride_bytes} does not fit {what} of {size_bytes} bytes"
+            f"range offset={offset} rows={rows}x{row} stride={stride} "
+            f"does not fit {what} of {size_bytes} bytes"
         )
 
 
@@ -53,12 +50,10 @@ def copy(source: ByteArray, source_ranges: Strided, target: ByteArray, ranges: S
     A slice assignment would hold the GIL for the whole copy. Shapes whose rows do not divide each other
     are cut at their greatest common row, which costs more but needs no second code path.
     """
-    if source_ranges.num_rows == ranges.num_rows == 1:
-        start, end = source_ranges.offset, source_ranges.offset + source_ranges.row_bytes
-        np.copyto(
-            target[ranges.offset : ranges.offset + ranges.row_bytes],
-            source[start:end],
-        )
+    if ranges.num_rows == 1:  # what most reads are: rows into one run
+        flat = target[ranges.offset : ranges.offset + ranges.row_bytes]
+        rows = rows_of(source, source_ranges)
+        np.copyto(flat.reshape(rows.shape), rows)
         return
     source_ranges, ranges = _dense(source_ranges), _dense(ranges)
     if source_ranges.row_bytes == ranges.row_bytes:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import short
@@ -27,9 +27,8 @@ class StaleGeneration(TransferError):
     """The owner reused the source before or while it was read; the bytes are not usable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Remote ranges into local memory; equal lengths, any two shapes."""
+class Read(NamedTuple):
+    """Remote ranges into local memory; equal lengths, any two shapes. A tuple, as there are thousands a second."""
 
     remote: Strided
     local: ByteArray
@@ -62,14 +61,14 @@ class ReadBatch:
 
     def check(self) -> None:
         """Refuse ranges outside the region or the local memory before anything moves."""
-        for read in self.reads:
-            check_within(read.remote, self.region.size_bytes, f"region {self.region.region_id}")
-            check_within(read.target, read.local.nbytes, "local memory")
-            if read.remote.length != read.target.length:
-                raise TransferError(
-                    f"remote {read.remote.length} and local {read.target.length} bytes differ"
-                )
-            if not read.local.flags.writeable:
+        size_bytes = self.region.size_bytes
+        for remote, local, target in self.reads:
+            check_within(remote, size_bytes, "the region")
+            check_within(target, local.nbytes, "the local memory")
+            length = remote.row_bytes * remote.num_rows
+            if length != target.row_bytes * target.num_rows:
+                raise TransferError(f"remote {length} and local {target.length} bytes differ")
+            if not local.flags.writeable:
                 raise TransferError("the local memory of a READ must be writable")
 
     def remaining_s(self) -> float:
