@@ -33,6 +33,8 @@ class Member:
     capacity_bytes: int = 0
     next_sequence: int | None = None
     """Of its reports; None: whatever comes starts a new count."""
+    has_old_blocks: bool = False
+    """What the directory knows of it is from before; its next report begins anew."""
     is_evicting: bool = False
     next_eviction_s: float = 0.0
     last_chosen: int = 0
@@ -76,6 +78,8 @@ class Membership:
         if earlier is not None and earlier.node.epoch == node.epoch:
             member.joined_s, member.last_chosen = earlier.joined_s, earlier.last_chosen
             member.load, member.load_s = earlier.load, earlier.load_s
+            member.used_bytes, member.capacity_bytes = earlier.used_bytes, earlier.capacity_bytes
+            member.has_old_blocks = earlier.state != "dead"
         self._members[node.node] = member
         return earlier
 

@@ -133,14 +133,16 @@ class Workload:
         ours = self._loads.get(node)
         return ours.reserved_tokens if ours is not None else 0
 
-    def decode_wait_s(self, node: NodeId, capacity_tokens: int, *, now_s: float) -> float:
-        """How long until half of its arena is predicted to be free again; 0 when it is now."""
+    def decode_wait_s(
+        self, node: NodeId, capacity_tokens: int, needed_tokens: int, *, now_s: float
+    ) -> float:
+        """How long until so many tokens are predicted to be free; 0 when they are now."""
         ours = self._loads.get(node)
-        if ours is None or capacity_tokens == 0 or 2 * ours.reserved_tokens <= capacity_tokens:
+        left = (ours.reserved_tokens if ours is not None else 0) + needed_tokens
+        if ours is None or capacity_tokens == 0 or left <= capacity_tokens:
             return 0.0
-        left = ours.reserved_tokens
         for request_id, until_s in sorted(ours.requests.items(), key=lambda entry: entry[1]):
             left -= self._work[request_id].num_tokens
-            if 2 * left <= capacity_tokens:
+            if left <= capacity_tokens:
                 return max(0.0, until_s - now_s)
         return 0.0

@@ -1,8 +1,8 @@
 """Report, Match, Locate, BadReplica, ListBlocks, ClearBlocks, CacheStat.
 
-Reports of one life of a node are numbered. The first after a Join begins the count; a lower number than expected is
-a repeat and is passed over; number 0 or 1 begins anew, which voids what was known; a gap voids it too and asks for
-an announcement.
+Reports of one life of a node are numbered from 1. The first after a Join begins the count; a lower number than
+expected is a repeat and is passed over; number 1 (or 0) begins anew and voids what was known; a gap asks for an
+announcement. What was known stays readable until the announcement begins: readers verify.
 """
 
 import logging
@@ -97,17 +97,17 @@ class BlockHandlers:
             raise NotFound(f"node {report.node} joined without a segment, it cannot hold blocks")
         expected = member.next_sequence
         if expected is not None and report.sequence != expected:
-            if report.sequence <= 1:
-                self._void(member)
-            elif report.sequence < expected:
+            if 1 < report.sequence < expected:
                 return ReportReply()
-            else:
+            member.has_old_blocks = True
+            if report.sequence > expected:
                 log.info(
                     "report gap node=%s expected=%d got=%d", report.node, expected, report.sequence
                 )
-                self._void(member)
                 member.next_sequence = None
                 return ReportReply(announce=True)
+        if member.has_old_blocks:
+            self._void(member)
         self._record(report)
         member.next_sequence = report.sequence + 1
         member.used_bytes = report.used_bytes
@@ -134,6 +134,7 @@ class BlockHandlers:
 
     def _void(self, member: Member) -> None:
         node = member.node
+        member.has_old_blocks = False
         self._state.directory.add_node(node.node, node.host_id, node.segments[0].region)
 
     def _removed(self, node: NodeId, block_hash: BlockHash, why: str) -> None:

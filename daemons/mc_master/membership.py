@@ -19,6 +19,7 @@ from daemons.protocol.node import (
     ListNodes,
     ListNodesReply,
     ModelDescription,
+    NodeDescription,
     NodeJoined,
     NodeLeft,
 )
@@ -90,16 +91,21 @@ class MembershipHandlers:
         is_new = earlier is None or earlier.node.epoch != node.epoch or earlier.state == "dead"
         if earlier is not None and is_new and earlier.state != "dead":
             self._gone(earlier, "replaced by a new process")
-        # A joining node announces from nothing, so nothing that it freed unheard can stay.
-        if node.segments:
-            state.directory.add_node(node.node, node.host_id, node.segments[0].region)
-        else:
-            state.directory.drop_node(node.node)
+        self._open_slot(node, is_new=is_new)
         interval_ms = int(state.config.membership.beat_interval_s * 1000)
         call.reply(JoinReply(incarnation=state.incarnation, beat_interval_ms=interval_ms))
         if is_new:
             log.info("node joined node=%s role=%s at=%s", node.node, node.role, node.control)
             state.out.publish(NodeJoined(node=node.node, role=node.role))
+
+    def _open_slot(self, node: NodeDescription, *, is_new: bool) -> None:
+        """A joining node announces from nothing. One that only joins again keeps its blocks until it begins to."""
+        directory = self._state.directory
+        if not node.segments:
+            directory.drop_node(node.node)
+        elif is_new or not directory.is_at(node.node, node.segments[0].region):
+            directory.add_node(node.node, node.host_id, node.segments[0].region)
+        directory.set_suspect(node.node, False)
 
     def _beat(self, call: Call, message: Beat) -> None:
         member = self.hear(call, message.node, message.epoch)

@@ -73,7 +73,7 @@ class RequestHandlers:
         rows = state.directory.find_prefix(message.hashes, now_s=began_s)
         request = self._request(message, rows, began_s)
         try:
-            placement = place(self._view(began_s), request, state.tuning)
+            placement = place(self._view(request.needed_tokens, began_s), request, state.tuning)
         except McError as error:
             state.metrics.rejections.labels(family_of(error)).inc()
             raise self._explained(error) from None
@@ -87,7 +87,7 @@ class RequestHandlers:
         )
         plan = self._plan(message, placement, matched)
         call.reply(plan)
-        self._account(message, placement, plan, began_s)
+        self._account(message, placement, plan, request.needed_tokens)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
 
     def _request(self, message: Schedule, rows: list[int], now_s: float) -> PlacementRequest:
@@ -107,16 +107,16 @@ class RequestHandlers:
             exclude=frozenset(message.exclude),
         )
 
-    def _view(self, now_s: float) -> ClusterView:
+    def _view(self, needed_tokens: int, now_s: float) -> ClusterView:
         return ClusterView(
             tuple(
                 view
                 for member in self._state.membership
-                if (view := self._instance(member, now_s)) is not None
+                if (view := self._instance(member, needed_tokens, now_s)) is not None
             )
         )
 
-    def _instance(self, member: Member, now_s: float) -> InstanceView | None:
+    def _instance(self, member: Member, needed_tokens: int, now_s: float) -> InstanceView | None:
         node, model = member.node, member.node.model
         role = _INSTANCE_ROLES.get(node.role)
         if model is None or role is None:
@@ -126,7 +126,9 @@ class RequestHandlers:
         if role == "prefill":
             queue_s = workload.prefill_queue_s(node.node, member.load, cost, now_s=now_s)
         else:
-            queue_s = workload.decode_wait_s(node.node, node.capacity_tokens, now_s=now_s)
+            queue_s = workload.decode_wait_s(
+                node.node, node.capacity_tokens, needed_tokens, now_s=now_s
+            )
         return InstanceView(
             node=node.node,
             role=role,
@@ -177,8 +179,11 @@ class RequestHandlers:
             return None
         return PutTarget(node=chosen, control=self._member(chosen).node.control)
 
-    def _account(self, message: Schedule, placement: Placement, plan: Plan, now_s: float) -> None:
+    def _account(
+        self, message: Schedule, placement: Placement, plan: Plan, num_tokens: int
+    ) -> None:
         state = self._state
+        now_s = state.now_s()
         state.num_plans += 1
         for node in (plan.prefill.node, plan.decode.node):
             self._member(node).last_chosen = state.num_plans
@@ -190,8 +195,8 @@ class RequestHandlers:
                 prefill=placement.prefill.node,
                 decode=placement.decode.node,
                 prefill_s=placement.prefill_work_s,
-                num_tokens=message.num_prompt_tokens + message.max_tokens,
-                decode_s=placement.step_s * message.max_tokens,
+                num_tokens=num_tokens,
+                decode_s=placement.step_s * (num_tokens - message.num_prompt_tokens),
                 started_s=now_s,
             )
         )

@@ -53,6 +53,11 @@ class Directory:
         self.drop_node(node)
         self.slot_by_node[node] = self.replicas.open_slot(Slot(node, host_id, region))
 
+    def is_at(self, node: NodeId, region: RegionRef) -> bool:
+        """Whether this node is known with this segment."""
+        number = self.slot_by_node.get(node)
+        return number is not None and self._slot(number).region == region
+
     def drop_node(self, node: NodeId) -> int:
         """Forget the node and all it holds, O(1); how many replicas that were. Fine for an unknown one."""
         number = self.slot_by_node.pop(node, None)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
-from daemons.core.ids import BlockHash, Epoch, HostId, NodeId, RequestId
+from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.block import (
     BadReplica,
     BlockFilter,
@@ -462,6 +462,8 @@ def test_full_node_is_told_victims_and_leased_blocks_stay(
     ask(client, loop, schedule(leased), Plan)
     for seed in range(2, 11):
         cache.seal(chain(10, seed))
+    assert len(cache.blocks) == 100
+    assert loop.run_until(lambda: len(cache.blocks) <= 90, 5)
     wait_blocks(client, loop, 90)
     assert set(leased) <= set(cache.blocks)
     assert len(set(chain(10, 2)) & set(cache.blocks)) < 10
@@ -479,6 +481,22 @@ def test_gap_in_reports_asks_for_an_announcement(
         lambda: any(isinstance(r, ReportReply) and r.announce for r in cache.replies), 3
     )
     wait_blocks(client, loop, 6)
+
+
+def test_joining_again_keeps_blocks_readable_until_the_announcement(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    cache.seal(chain(4))
+    wait_blocks(client, loop, 4)
+    client.request(Join(node=cache.description, incarnation_seen=Incarnation(1)))
+    stat = client.request(CacheStat())
+    assert isinstance(stat, CacheStatReply)
+    assert (stat.num_blocks, stat.used_bytes) == (4, 4 * BLOCK_BYTES)
+    del cache.blocks[chain(4)[3]]
+    cache.sequence = 1
+    cache.report(list(cache.blocks.values()), [])
+    wait_blocks(client, loop, 3)
 
 
 def test_listing_pages_and_looking_leases_nothing(

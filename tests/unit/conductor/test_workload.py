@@ -98,8 +98,10 @@ def test_full_decode_waits_until_enough_have_ended() -> None:
     load = Workload()
     for index in range(4):
         load.add(work(str(index), tokens=250))
-    assert load.decode_wait_s(D, 10_000, now_s=0) == 0
-    assert load.decode_wait_s(D, 1000, now_s=0) == pytest.approx(7.0)
+    assert load.decode_wait_s(D, 10_000, 500, now_s=0) == 0
+    assert load.decode_wait_s(D, 1000, 250, now_s=0) == pytest.approx(6.0)
+    assert load.decode_wait_s(D, 1000, 500, now_s=1) == pytest.approx(6.0)
+    assert load.decode_wait_s(D, 0, 500, now_s=0) == 0
 
 
 steps = st.lists(
