@@ -1,0 +1,5 @@
+"""`python -m mcctl`."""
+
+from mcctl.main import run
+
+run()

@@ -1,0 +1,168 @@
+"""The boundary: flags before and after the verb, one line per error, exit codes by family."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from daemons.core.errors import FAMILIES, McError, NotFound, Unavailable
+from mcctl import exit_codes
+from mcctl.main import COMMANDS, main
+
+SILENT = "tcp://127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _no_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def test_every_family_has_its_exit_code() -> None:
+    expected = {
+        "not_found": 3,
+        "conflict": 4,
+        "rejected": 5,
+        "exhausted": 6,
+        "unavailable": 7,
+        "transfer": 8,
+        "protocol": 9,
+        "config": 78,
+    }
+    assert {
+        code: exit_codes.exit_code(family("x")) for code, family in FAMILIES.items()
+    } == expected
+    assert exit_codes.exit_code(McError("x")) == exit_codes.BUG
+
+
+def test_leaf_error_has_the_code_of_its_family() -> None:
+    class NoSuchBlock(NotFound):
+        pass
+
+    assert exit_codes.exit_code(NoSuchBlock("x")) == 3
+
+
+@pytest.mark.parametrize("noun", sorted(COMMANDS))
+def test_every_noun_has_help(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([noun, "--help"]) == 0
+    assert "Usage: mcctl" in capsys.readouterr().out
+
+
+def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    import typer.main
+
+    from mcctl import main as module
+
+    group = typer.main.get_command(module.app)
+    for noun in COMMANDS:
+        verbs = getattr(group.load(noun), "commands", None) or {"": None}  # type: ignore[attr-defined]
+        for verb in verbs:
+            words = [noun, verb] if verb else [noun]
+            assert main([*words, "--help"]) == 0
+            out = capsys.readouterr().out
+            assert f"Example: mcctl {' '.join(words)}" in out, words
+            assert "--output" in out
+
+
+def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {noun} " in out for noun in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["node", "nonsense"],
+        ["node", "list", "--nonsense"],
+        ["node", "list", "--output", "xml"],
+        ["cache", "list", "--limit", "none"],
+        ["cache", "show", "not-hex"],
+        ["cache", "locate"],
+        ["events", "--topic", "weather"],
+    ],
+)
+def test_usage_is_one_line_and_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == exit_codes.USAGE
+    err = capsys.readouterr().err
+    assert err.startswith("mcctl: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--endpoint", SILENT, "--timeout", "0.2", "node", "list"],
+        ["node", "list", "--endpoint", SILENT, "--timeout", "0.2"],
+        ["status", "--endpoint", SILENT, "--timeout", "0.2"],
+        ["request", "send", "--prompt", "x", "--url", "http://127.0.0.1:1"],
+        ["cluster", "status"],
+    ],
+)
+def test_nobody_there_is_one_line_and_7(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 7
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_clear_refuses_when_nobody_can_be_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert main(["cache", "clear", "--endpoint", SILENT, "--timeout", "0.2"]) == 5
+    assert "--yes" in capsys.readouterr().err
+
+
+def test_wrong_key_in_the_tools_own_config_is_78(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mcctl.toml"
+    path.write_text('endpint = "tcp://127.0.0.1:7700"\n')
+    assert main(["node", "list", "--config", str(path)]) == 78
+    assert "unknown key `endpint`" in capsys.readouterr().err
+
+
+def test_output_may_come_from_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mcctl.toml"
+    path.write_text('output = "json"\n')
+    assert main(["model", "list", "--config", str(path)]) == 0
+    assert "models" in json.loads(capsys.readouterr().out)
+
+
+def test_bug_is_one_line_and_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> list[object]:
+        raise ValueError("boom")
+
+    monkeypatch.setattr("mcctl.model_store.local_models", broken)
+    assert main(["model", "list"]) == exit_codes.BUG
+    err = capsys.readouterr().err
+    assert "boom" in err
+    assert len(err.splitlines()) == 1
+    with pytest.raises(ValueError, match="boom"):
+        main(["model", "list", "--verbose"])
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mcctl.model_store.local_models", interrupted)
+    assert main(["model", "list"]) == exit_codes.INTERRUPTED
+
+
+def test_unavailable_is_not_shadowed_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> list[object]:
+        raise Unavailable("away")
+
+    monkeypatch.setattr("mcctl.model_store.local_models", away)
+    assert main(["model", "list"]) == 7

@@ -1,0 +1,60 @@
+"""Results as JSON, plain lines and tables."""
+
+import json
+
+import msgspec
+import pytest
+
+from mcctl import render
+from mcctl.render import Branch, Column
+
+
+class Thing(msgspec.Struct, frozen=True):
+    name: str
+    hash: bytes
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+
+
+COLUMNS = [Column("name", lambda t: t.name), Column("hash", lambda t: t.hash.hex(), is_number=True)]
+THINGS = [Thing("a", b"\x01\xff"), Thing("[b]", b"")]
+
+
+def test_json_has_hashes_in_hex_and_records_as_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    render.emit("json", {"things": THINGS, "packed": Packed(7)}, COLUMNS, THINGS)
+    assert json.loads(capsys.readouterr().out) == {
+        "things": [{"name": "a", "hash": "01ff"}, {"name": "[b]", "hash": ""}],
+        "packed": {"number": 7},
+    }
+
+
+def test_plain_is_tab_separated_without_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    render.emit("plain", None, COLUMNS, THINGS)
+    assert capsys.readouterr().out == "a\t01ff\n[b]\t\n"
+
+
+def test_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    render.emit("table", None, COLUMNS, THINGS)
+    out = capsys.readouterr().out
+    assert "[b]" in out
+    assert "name" in out
+
+
+def test_tree_shows_every_branch(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Branch("root")
+    root.add("host", "id 1").add("daemon", "pid [2]")
+    render.show_tree(root)
+    out = capsys.readouterr().out
+    assert "host  id 1" in out
+    assert "daemon  pid [2]" in out
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with render.progress("begin") as progress:
+        progress("go on")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "begin" in captured.err
+    assert "go on" in captured.err
