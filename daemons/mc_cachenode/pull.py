@@ -12,6 +12,7 @@ from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.replicas import VERSION, Replica
 from daemons.protocol.block import PutBlock
+from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import Strided
 from daemons.store.seal import (
     MAX_LAYERS,
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 
 _GROUP_BYTES = MIB
 """Layers copied and then hashed while they are still in the CPU's cache."""
+
+
+_MAX_NUMBER = 1 << 31
+_MAX_NAME = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,14 @@ class PullOutcome:
 
 def refusal(block: PutBlock) -> str | None:
     """Why a block cannot be pulled at all, from its description alone."""
-    ranges = block.source.ranges
+    meta, ranges = block.meta, block.source.ranges
+    if len(meta.hash) != HASH_BYTES or len(meta.parent) != HASH_BYTES:
+        return f"hashes have {HASH_BYTES} bytes"
+    # The master refuses a whole report for one such number, so it must not get into the index.
+    if not (0 <= meta.depth < _MAX_NUMBER and 0 <= meta.num_tokens < _MAX_NUMBER):
+        return f"depth {meta.depth} or {meta.num_tokens} tokens out of range"
+    if max(len(meta.model), len(meta.tenant), len(meta.namespace)) > _MAX_NAME:
+        return f"a name is longer than {_MAX_NAME}"
     if not 0 < block.num_layers <= MAX_LAYERS:
         return f"{block.num_layers} layers"
     if ranges.num_rows != 2 * block.num_layers or ranges.row_bytes <= 0:
@@ -61,13 +73,17 @@ def refusal(block: PutBlock) -> str | None:
 
 
 def pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float) -> PullOutcome:
-    """Never raises for what a peer can do; every failure is an outcome."""
+    """Never raises: every failure is an outcome, or the put would never be answered."""
     started_s = time.monotonic()
     try:
         checksum = _pull(engine, segment, task, timeout_s)
     except McError as error:
         log.debug("pull failed block=%s why=%s", short(task.block.meta.hash), error.message)
         return PullOutcome(task, None, time.monotonic() - started_s, error.message)
+    except Exception as error:
+        log.exception("pull failed block=%s", short(task.block.meta.hash))
+        why = f"internal error: {type(error).__name__}; see the log of this node"
+        return PullOutcome(task, None, time.monotonic() - started_s, why)
     return PullOutcome(task, checksum, time.monotonic() - started_s)
 
 

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from daemons.core.errors import McError
+from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import Report, ReportReply
@@ -153,7 +153,8 @@ class Reporter:
             elif self._sealed or self._freed or self._refused_puts:
                 self._schedule()
             return
-        log.debug("report failed why=%r", reply)
+        level = logging.DEBUG if isinstance(reply, Unavailable) else logging.WARNING
+        log.log(level, "report failed why=%r", reply)
         self._loop.call_later(_RETRY_S, self._retry, life)
 
     def _retry(self, life: int) -> None:

@@ -3,14 +3,17 @@
 Jobs of one source start in order, sources take turns, and beyond `max_queued` a job is refused: no hidden queue.
 """
 
+import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 
 from daemons.core.errors import Exhausted, Unavailable
 
+log = logging.getLogger(__name__)
+
 Job = Callable[[], None]
-"""Must not raise; it reports its outcome itself."""
+"""Reports its outcome itself; what it raises is a bug, logged, and the worker goes on."""
 
 _RETRY_AFTER_MS = 50
 
@@ -73,6 +76,8 @@ class CopyWorkers:
                 job, num_units = self._take()
             try:
                 job()
+            except Exception:
+                log.exception("copy job failed")
             finally:
                 with self._condition:
                     self._num_queued -= num_units

@@ -307,6 +307,20 @@ def test_malformed_puts_are_refused_one_by_one(
             block,
             source=replace(block.source, region=replace(source.region, region_id=12345)),
         ),
+        *(
+            replace(block, source=replace(block.source, region=replace(source.region, **change)))
+            for change in (
+                {"region_id": -1},
+                {"size_bytes": 1 << 63},
+                {"address": replace(source.region.address, unix_path="\0bad", tcp="")},
+                {"address": replace(source.region.address, host_id="x", tcp="no-port")},
+                {"address": replace(source.region.address, host_id="x", tcp="." * 80 + ":1")},
+                {"address": replace(source.region.address, epoch=-5)},
+            )
+        ),
+        replace(block, meta=replace(block.meta, hash=BlockHash(b"short"))),
+        replace(block, meta=replace(block.meta, depth=1 << 40)),
+        replace(block, meta=replace(block.meta, model="m" * 1000)),
     ]
     for wrong in bad:
         reply = lonely.put([good, wrong])

@@ -62,6 +62,11 @@ class ReadBatch:
     def check(self) -> None:
         """Refuse ranges outside the region or the local memory before anything moves."""
         size_bytes = self.region.size_bytes
+        numbers = [self.region.address.epoch, self.region.region_id]
+        if self.generation is not None:
+            numbers += [self.generation.region_id, self.generation.index]
+        if min(numbers) < 0 or max(numbers) >= 1 << 64 or size_bytes >= 1 << 63:
+            raise TransferError("a descriptor has a number out of range")
         for remote, local, target in self.reads:
             check_within(remote, size_bytes, "the region")
             check_within(target, local.nbytes, "the local memory")

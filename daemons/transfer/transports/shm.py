@@ -47,6 +47,9 @@ class ShmTransport:
             region, words = peer.map(batch, batch.region.region_id), None
             if batch.generation is not None:
                 words = peer.map(batch, batch.generation.region_id)
+        except ProtocolError:
+            self._forget(peer)
+            raise
         except OSError as error:
             self._forget(peer)
             raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
@@ -115,19 +118,23 @@ class _Peer:
 
         try:
             sock = open_socket(min(batch.remaining_s(), 2.0))
-        except OSError as error:
-            raise Unreachable(f"cannot connect to {path}: {error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a path that can be no address
+            raise Unreachable(f"cannot connect to {path!r}: {error}") from error
         sock.setblocking(False)  # with a timeout, Python would wait before it looks
         return cls(sock, StreamPool(open_socket))
 
     def is_alive(self) -> bool:
-        with self.lock:
-            try:
-                return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
+        """Must not wait: a peer that is being asked for a map counts as alive until that fails."""
+        if not self.lock.acquire(blocking=False):
+            return True
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            self.lock.release()
 
     def map(self, batch: ReadBatch, region_id: int) -> ByteArray | None:
         """The peer's region, mapped once; None when it must be streamed."""

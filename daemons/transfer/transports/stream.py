@@ -85,7 +85,7 @@ class StreamPool:
     def _open(self, batch: ReadBatch) -> socket.socket:
         try:
             return self._connect(min(batch.remaining_s(), 2.0))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path or host that can be no address
             raise Unreachable(
                 f"cannot connect to {describe(batch.region.address)}: {error}"
             ) from error

@@ -1,0 +1,159 @@
+"""The cache node's reports against a scripted link: order, loss, repetition, announcements."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from daemons.core.clock import ManualClock
+from daemons.core.errors import Unavailable
+from daemons.core.ids import BlockHash, Epoch, NodeId
+from daemons.mc_cachenode import reporter as module
+from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.mc_cachenode.reporter import Reporter
+from daemons.protocol.block import BlockMeta, Report, ReportReply
+from daemons.rpc import Loop
+from daemons.store.segment import Segment
+
+
+class ScriptedLink:
+    """Keeps what was sent; the test answers."""
+
+    def __init__(self) -> None:
+        self.is_joined = False
+        self.channel = self
+        self.sent: list[Report] = []
+        self.callbacks: list[Callable[[Any], object]] = []
+
+    def request(
+        self, report: Report, *, timeout_s: float, on_reply: Callable[[Any], object]
+    ) -> None:
+        assert timeout_s > 0
+        self.sent.append(report)
+        self.callbacks.append(on_reply)
+
+    def answer(self, reply: ReportReply | Unavailable) -> None:
+        self.callbacks.pop(0)(reply)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.loop = Loop(self.clock)
+        self.replicas = ReplicaTable(Segment.create(8 << 20))
+        self.victims: list[BlockHash] = []
+        self.reporter = Reporter(
+            self.loop, self.replicas, (NodeId("n"), Epoch(3)), 0.005, self.victims.extend
+        )
+        self.link = ScriptedLink()
+        self.reporter.attach(self.link)  # type: ignore[arg-type]  # what the reporter uses of it
+
+    def join(self) -> None:
+        self.link.is_joined = True
+        self.reporter.announce()
+
+    def seal(self) -> BlockHash:
+        block_hash = BlockHash(os.urandom(16))
+        meta = BlockMeta(
+            hash=block_hash, parent=block_hash, namespace=b"", depth=0, num_tokens=1, model="m"
+        )
+        self.replicas.seal(self.replicas.begin(meta, 100, 1), 7)
+        self.reporter.sealed(block_hash)
+        return block_hash
+
+    def free(self, block_hash: BlockHash) -> None:
+        assert self.replicas.free(block_hash)
+        self.reporter.freed(block_hash)
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.loop.run_once(0)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.loop.close()
+
+
+def sealed_in(report: Report) -> list[BlockHash]:
+    return [block.meta.hash for block in report.sealed]
+
+
+def test_events_are_batched_and_numbered(bench: Bench) -> None:
+    bench.join()
+    bench.link.answer(ReportReply())
+    hashes = [bench.seal() for _ in range(3)]
+    bench.free(hashes[1])
+    assert len(bench.link.sent) == 1
+    bench.pass_time(0.006)
+    first, second = bench.link.sent
+    assert (first.sequence, sealed_in(first), first.freed) == (1, [], [])
+    assert (second.sequence, second.freed) == (2, [hashes[1]])
+    assert sealed_in(second) == [hashes[0], hashes[2]]
+    assert second.used_bytes == 2 * 4096
+    assert not bench.reporter.is_idle
+    bench.link.answer(ReportReply(victims=[hashes[0]]))
+    assert bench.victims == [hashes[0]]
+    assert bench.reporter.is_idle
+
+
+def test_one_report_is_in_flight_and_a_lost_reply_repeats_it(bench: Bench) -> None:
+    bench.join()
+    bench.link.answer(ReportReply())
+    first = bench.seal()
+    bench.pass_time(0.006)
+    second = bench.seal()
+    bench.pass_time(0.006)
+    assert len(bench.link.sent) == 2
+    bench.link.answer(Unavailable("lost"))
+    bench.pass_time(0.25)
+    assert bench.link.sent[2] == bench.link.sent[1]
+    assert sealed_in(bench.link.sent[2]) == [first]
+    bench.link.answer(ReportReply())
+    bench.pass_time(0.006)
+    assert sealed_in(bench.link.sent[3]) == [second]
+    assert bench.link.sent[3].sequence == bench.link.sent[2].sequence + 1
+
+
+def test_a_new_master_gets_everything_in_bounded_batches(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BLOCKS", 4)
+    hashes = [bench.seal() for _ in range(10)]
+    bench.pass_time(0.006)
+    assert bench.link.sent == []
+    bench.join()
+    bench.free(hashes[9])
+    late = bench.seal()
+    while bench.link.callbacks:
+        bench.link.answer(ReportReply())
+        bench.pass_time(0.006)
+    told = [block for report in bench.link.sent for block in sealed_in(report)]
+    assert [report.sequence for report in bench.link.sent] == [1, 2, 3]
+    assert told == [*hashes[:9], late]
+    assert any(hashes[9] in report.freed for report in bench.link.sent)
+    assert all(len(report.sealed) <= 4 for report in bench.link.sent)
+
+
+def test_an_answer_of_an_earlier_life_means_nothing(bench: Bench) -> None:
+    bench.join()
+    block_hash = bench.seal()
+    bench.reporter.announce()
+    assert [report.sequence for report in bench.link.sent] == [1, 1]
+    bench.link.answer(ReportReply(victims=[block_hash], announce=True))
+    assert bench.victims == []
+    assert len(bench.link.sent) == 2
+    bench.link.answer(ReportReply(announce=True))
+    assert len(bench.link.sent) == 3
+    assert (bench.link.sent[2].sequence, sealed_in(bench.link.sent[2])) == (1, [block_hash])
+
+
+def test_a_refusal_is_told_at_once(bench: Bench) -> None:
+    bench.join()
+    bench.link.answer(ReportReply())
+    bench.reporter.refused(3)
+    bench.pass_time(0.006)
+    assert bench.link.sent[1].refused_puts == 3
