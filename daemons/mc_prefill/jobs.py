@@ -24,7 +24,10 @@ from daemons.rpc import Call, Loop
 log = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 10.0
-_LOAD_DECAY = 0.9
+_MIN_SAMPLE_TOKENS = 512
+"""Shorter loads measure the round trips, not the bytes."""
+_LOAD_SAMPLES = 8
+"""The fastest of so many: a first load also maps the peer's memory, and a rate that looks bad is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Jobs:
         self._running: dict[RequestId, Job] = {}
         """With a slot, until computed."""
         self._cost = CostFit()
-        self._load_token_s = 0.0
+        self._load_rates: deque[float] = deque(maxlen=_LOAD_SAMPLES)
+        """Seconds a token of the latest loads."""
 
     @property
     def num_live(self) -> int:
@@ -103,7 +107,7 @@ class Jobs:
             prefill_fixed_s=fixed_s,
             prefill_token_s=token_s,
             prefill_token_context_s=token_context_s,
-            load_token_s=self._load_token_s,
+            load_token_s=min(self._load_rates, default=0.0),
         )
 
     def layers_ready(self, job: Job, ready: LayersReady) -> None:
@@ -159,10 +163,8 @@ class Jobs:
             self._effects.report_bad(location, why)
         self.metrics.loaded_bytes.inc(load.loaded_bytes)
         tokens = load.num_blocks * load.block_tokens
-        if tokens:
-            measured_s = load.elapsed_s / tokens
-            old_s = self._load_token_s or measured_s
-            self._load_token_s = _LOAD_DECAY * old_s + (1 - _LOAD_DECAY) * measured_s
+        if tokens >= _MIN_SAMPLE_TOKENS:
+            self._load_rates.append(load.elapsed_s / tokens)
         self._let_go(job, "load")
 
     def refresh_metrics(self) -> None:

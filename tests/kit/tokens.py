@@ -2,10 +2,12 @@
 
 import itertools
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daemons.core.ids import RequestId, new_request_id
+from daemons.protocol.block import Locate, LocateReply
 from daemons.protocol.node import ListModels, ListModelsReply, ModelDescription
 from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import (
@@ -107,6 +109,19 @@ class TokenClient:
             elif isinstance(part, GenerateReply):
                 return Answer(out, part, plan)
         raise AssertionError("the stream ended without a reply")
+
+    def wait_sealed(self, tokens: Sequence[int], timeout_s: float = 10) -> None:
+        """Until all full blocks of `tokens` are in the pool: puts go on after the answer."""
+        model = self.model()
+        hashes = block_hashes(model.namespace, tokens, model.block_tokens)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            reply = self.master.request(Locate(hashes=hashes, lease_ms=0))
+            assert isinstance(reply, LocateReply)
+            if all(reply.replicas):
+                return
+            assert time.monotonic() < deadline_s, f"not sealed within {timeout_s} s"
+            time.sleep(0.01)
 
     def close(self) -> None:
         for client in (self.master, *self._decodes.values()):

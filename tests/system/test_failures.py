@@ -264,4 +264,5 @@ def test_pool_smaller_than_the_traffic_evicts_and_stays_right(tmp_path: Path) ->
         first = [client.generate(prompt, 4).tokens for prompt in prompts]
         second = [client.generate(prompt, 4) for prompt in prompts]
         assert [answer.tokens for answer in second] == first
+        client.wait_sealed(prompts[-1])
         assert client.generate(prompts[-1], 4).num_reused > 0

@@ -9,10 +9,13 @@ import pytest
 from kit.models import FAMILIES, VOCAB_SIZE, Family, make_tiny_model
 from kit.tokens import TokenClient, random_prompt
 
-from mcctl.cluster_plan import ClusterOptions
+from mcctl.cluster_plan import ClusterOptions, Tables
+from mcctl.cluster_record import Role
 from mcctl.local_cluster import LocalCluster
 
 NUM_TOKENS = 12
+ALWAYS_REUSE: dict[Role, Tables] = {"master": {"conductor": {"policy": "cache-aware"}}}
+"""A model this small is computed about as fast as it is loaded, so the `time` policy may choose either."""
 EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 319, 320, 321, 448, 511, 512, 513]
 OFF_EDGE = [5, 100, 300, 333, 400, 607]
 
@@ -30,6 +33,7 @@ def cluster(
         dtype=request.param,
         kv_memory="32MiB",
         segment="64MiB",
+        overrides=ALWAYS_REUSE,
     )
     with LocalCluster.temporary(options) as running:
         yield running
@@ -46,6 +50,7 @@ def test_answer_is_the_same_cold_published_and_reused(client: TokenClient, lengt
     prompt = random_prompt(length, length, VOCAB_SIZE)
     alone = client.generate(prompt, NUM_TOKENS, cache="bypass")
     first = client.generate(prompt, NUM_TOKENS)
+    client.wait_sealed(prompt)
     again = client.generate(prompt, NUM_TOKENS)
     assert alone.num_reused == 0
     assert first.num_reused == 0
@@ -61,6 +66,7 @@ def test_any_suffix_on_a_reused_prefix_answers_as_if_computed(
 ) -> None:
     shared = random_prompt(1000 + prefix, prefix, VOCAB_SIZE)
     client.generate(shared, 1)
+    client.wait_sealed(shared)
     prompt = shared + random_prompt(2000 + suffix, suffix, VOCAB_SIZE)
     reused = client.generate(prompt, NUM_TOKENS)
     assert reused.num_reused == prefix
@@ -72,6 +78,7 @@ def test_next_turn_reuses_the_answer_and_says_the_same(client: TokenClient) -> N
         pytest.skip("the canary found decode KV not canonical on this machine")
     prompt = random_prompt(77, 200, VOCAB_SIZE)
     first = client.generate(prompt, 100)
+    client.wait_sealed((prompt + first.tokens)[:-1])
     turn = prompt + first.tokens + random_prompt(78, 20, VOCAB_SIZE)
     again = client.generate(turn, NUM_TOKENS)
     assert again.num_reused > 200
@@ -101,6 +108,8 @@ def test_float32_answers_are_those_of_transformers(tmp_path: Path, family: Famil
     options = ClusterOptions(model=model, dtype="float32", kv_memory="32MiB", segment="32MiB")
     with LocalCluster.temporary(options) as running, TokenClient(running.master) as own:
         cold = [own.generate(prompt, NUM_TOKENS).tokens for prompt in prompts]
+        for prompt in prompts:
+            own.wait_sealed(prompt)
         reused = [own.generate(prompt, NUM_TOKENS).tokens for prompt in prompts]
     expected = [_oracle(model, prompt) for prompt in prompts]
     assert cold == expected
