@@ -24,10 +24,12 @@ Shape = tuple[int, int, bool, torch.dtype, str, int, int, int]
 _good_rows_by_shape: dict[Shape, tuple[int, ...]] = {}
 
 
-def can_pack() -> bool:
-    """Whether this torch build has oneDNN's packed products."""
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this torch build and CPU have oneDNN's packed products."""
     is_available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
-    return is_available and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    if not is_available or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def bucket(num_rows: int) -> int:
@@ -92,7 +94,7 @@ class Linear:
 
     @staticmethod
     def _prepare(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
-        if weight.device.type != "cpu" or not can_pack():
+        if weight.device.type != "cpu" or not can_pack(weight.dtype):
             return lambda x: functional.linear(x, weight, bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         multiply = torch.ops.mkldnn._linear_pointwise.default

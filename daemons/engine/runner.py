@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from daemons.core.errors import ConfigError, McError
+from daemons.core.errors import ConfigError, McError, Rejected
 from daemons.engine.attention import Attention, DecodeStep, Span
 from daemons.engine.checkpoint import open_weights, read_json
 from daemons.engine.geometry import CHUNK_TOKENS, KvDtype, KvGeometry
@@ -106,7 +106,7 @@ class Runner:
             if self.device == "cpu"
             else torch.cuda.get_device_name()
         )
-        kernels = "packed" if self.device == "cpu" and can_pack() else "plain"
+        kernels = "packed" if self.device == "cpu" and can_pack(self.dtype) else "plain"
         return (
             f"torch={torch.__version__} isa={isa} kernels={kernels} threads={self.threads} "
             f"grid={CHUNK_TOKENS} dtype={self.arena.geometry.dtype} kv={self.kv_signature}"
@@ -137,6 +137,11 @@ class Runner:
             raise ValueError(
                 f"cannot prefill [{start}, {len(tokens)}) of a slot of {slot.capacity_tokens}, "
                 f"model limit {self.max_positions}"
+            )
+        if not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
+            raise Rejected(
+                f"a token id of the prompt is outside the model's {self.config.vocab_size}: "
+                "was it made by another model's tokenizer?"
             )
         return Prefill(self, slot, torch.tensor(tokens), start, hooks or NoHooks())
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from daemons.core.errors import ConfigError
+from daemons.core.errors import ConfigError, Rejected
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.kv_arena import KvArena, KvSlot
-from daemons.engine.runner import Cancelled, DecodeRow, Runner
+from daemons.engine.runner import Cancelled, DecodeRow, Runner, read_geometry
 
 MakeRunner = Callable[..., Runner]
 EDGES = [1, 2, 3, 5, 63, 64, 65, 129, 255, 256, 257, 300, 319, 320, 321, 511, 512, 513]
@@ -103,6 +103,20 @@ def test_a_row_does_not_see_its_batch(
             assert torch.equal(row.slot.kv[:, :, row.position], kv[index])
 
 
+def test_large_batches_are_no_exception(make_tiny: Any) -> None:
+    path = make_tiny("llama-untied-llama3").path
+    arena = KvArena(read_geometry(path, "bfloat16"), 300 * 256, num_sequences=300)
+    runner = Runner(path, arena)
+    rows = []
+    for index in range(300):
+        slot = arena.allocate(40)
+        slot.kv.normal_()
+        rows.append(DecodeRow(slot, index % 200, index % 40))
+    together = runner.decode(rows)
+    for index in (0, 31, 32, 255, 256, 299):
+        assert torch.equal(runner.decode([rows[index]])[0], together[index])
+
+
 def test_nothing_left_in_a_slot_reaches_an_answer(make_tiny: Any, make_runner: MakeRunner) -> None:
     runner, tokens = make_runner(make_tiny("llama-tied").path), prompt(70)
     with slots(runner, 300) as (slot,):
@@ -176,6 +190,15 @@ def test_prompt_that_does_not_fit_is_refused(make_tiny: Any, make_runner: MakeRu
         for tokens, start in (([], 0), (prompt(10), 10), (prompt(300), 0)):
             with pytest.raises(ValueError, match="cannot prefill"):
                 runner.prefill(slot, tokens, start)
+
+
+@pytest.mark.parametrize("token", [-1, 200])
+def test_token_of_another_vocabulary_is_refused(
+    make_tiny: Any, make_runner: MakeRunner, token: int
+) -> None:
+    runner = make_runner(make_tiny("llama-tied").path)
+    with slots(runner, 100) as (slot,), pytest.raises(Rejected, match="outside the model's 200"):
+        runner.prefill(slot, [5, token, 6])
 
 
 def test_another_thread_computes_the_same(make_tiny: Any, make_runner: MakeRunner) -> None:
