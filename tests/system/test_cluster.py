@@ -222,7 +222,7 @@ class TestBadInput:
         assert "model list" in self._refused(home, 3, "cluster", "up", "--model", "nothing")
 
     def test_model_that_the_daemon_refuses(self, home: dict[str, str], tmp_path: Path) -> None:
-            for name in ("config.json", "tokenizer.json"):
+        for name in ("config.json", "tokenizer.json"):
             (tmp_path / name).write_text("{}")
         said = self._refused(home, 78, "cluster", "up", "--model", str(tmp_path), *SMALL)
         assert str(tmp_path) in said
