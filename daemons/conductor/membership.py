@@ -28,7 +28,6 @@ class Member:
     state: NodeState = "alive"
     missed_beats: int = 0
     load: InstanceLoad | None = None
-    load_s: float = 0.0
     used_bytes: int = 0
     capacity_bytes: int = 0
     next_sequence: int | None = None
@@ -77,7 +76,7 @@ class Membership:
         member.capacity_bytes = sum(segment.capacity_bytes for segment in node.segments)
         if earlier is not None and earlier.node.epoch == node.epoch:
             member.joined_s, member.last_chosen = earlier.joined_s, earlier.last_chosen
-            member.load, member.load_s = earlier.load, earlier.load_s
+            member.load = earlier.load
             member.used_bytes, member.capacity_bytes = earlier.used_bytes, earlier.capacity_bytes
             member.has_old_blocks = earlier.state != "dead"
         self._members[node.node] = member

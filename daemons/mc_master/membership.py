@@ -110,9 +110,8 @@ class MembershipHandlers:
     def _beat(self, call: Call, message: Beat) -> None:
         member = self.hear(call, message.node, message.epoch)
         if message.load is not None:
-            now_s = self._state.now_s()
-            member.load, member.load_s = message.load, now_s
-            self._state.workload.hear(message.node, message.load, now_s=now_s)
+            member.load = message.load
+            self._state.workload.hear(message.node, message.load, now_s=self._state.now_s())
         call.reply(Ok())
 
     def _leave(self, call: Call, message: Leave) -> None:

@@ -2,7 +2,7 @@
 
 Pure: no clock, no I/O. Invariant: a block is at least as recent, and as long leased, as the block that follows it
 in its prefix, so evicting in order of use never cuts a prefix that is still in use. A dropped node's rows are
-passed over at once and swept later.
+passed over at once and swept later. Longer than most files, for the walk over rows is written out where it is hot.
 """
 
 from collections.abc import Iterable, Sequence
@@ -87,10 +87,6 @@ class Directory:
         replica = NO_ROW if number is None else self._replica_on(number, block_hash)
         return 0 if replica == NO_ROW else self.replicas.length[replica]
 
-    def bytes_on(self, node: NodeId) -> int:
-        number = self.slot_by_node.get(node)
-        return 0 if number is None else self._slot(number).num_bytes
-
     # -- what nodes report ---------------------------------------------------------------------------------------
 
     def record_sealed(
@@ -149,7 +145,13 @@ class Directory:
             self.lookups.num_lookups += 1
             self.lookups.num_lookup_blocks += num_asked
             self.lookups.num_hit_blocks += len(rows)
-        return [self._location(self._pick(row, now_s, near)) for row in rows]
+        head, following = self.blocks.head, self.replicas.next
+        return self._locations(
+            [
+                head[row] if following[head[row]] == NO_ROW else self._pick(row, now_s, near)
+                for row in rows
+            ]
+        )
 
     def locate(
         self, hashes: Sequence[BlockHash], *, now_s: float, lease_s: float
@@ -164,7 +166,7 @@ class Directory:
             if replicas and row is not None and lease_s > 0:
                 self._touch_chain(row, now_s, now_s + lease_s)
                 num_hits += 1
-            found.append([self._location(replica) for replica in replicas])
+            found.append(self._locations(replicas))
         if lease_s > 0:
             self.lookups.num_lookups += 1
             self.lookups.num_lookup_blocks += len(hashes)
@@ -370,21 +372,33 @@ class Directory:
         while parent is not None and self.leases.raise_to(parent, used_s=now_s, until_s=until_s):
             parent = self.blocks.row_by_hash.get(self.blocks.parent_of(parent))
 
-    def _location(self, replica: int) -> BlockLocation:
-        replicas = self.replicas
-        slot = replicas.slot_of(replica)
-        return BlockLocation(
-            hash=self.blocks.hash_of(replicas.block[replica]),
-            node=slot.node,
-            region=slot.region,
-            offset=replicas.offset[replica],
-            length=replicas.length[replica],
-            trailer_bytes=replicas.trailer_bytes[replica],
-            version=replicas.version[replica],
-            seal_checksum=replicas.seal_checksum[replica],
-            num_layers=replicas.num_layers[replica],
-            host_id=slot.host_id,
+    def _locations(self, rows: Sequence[int]) -> list[BlockLocation]:
+        """Of these replicas, in order; columns as locals, for this is most of what a plan costs."""
+        replicas, blocks = self.replicas, self.blocks
+        slot_of, block_of, hash_of = replicas.slot_of, replicas.block, blocks.hash_of
+        offset, length, trailer_bytes = replicas.offset, replicas.length, replicas.trailer_bytes
+        version, checksum, num_layers = (
+            replicas.version,
+            replicas.seal_checksum,
+            replicas.num_layers,
         )
+        locations = []
+        for row in rows:
+            slot = slot_of(row)
+            location = BlockLocation(
+                hash=hash_of(block_of[row]),
+                node=slot.node,
+                region=slot.region,
+                offset=offset[row],
+                length=length[row],
+                trailer_bytes=trailer_bytes[row],
+                version=version[row],
+                seal_checksum=checksum[row],
+                num_layers=num_layers[row],
+                host_id=slot.host_id,
+            )
+            locations.append(location)
+        return locations
 
     def _choose(self, number: int, num_bytes: int, now_s: float) -> list[int]:
         held = np.flatnonzero(self.replicas.slot_column() == number)

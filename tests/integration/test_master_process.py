@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -657,6 +658,34 @@ def test_master_below_a_seen_incarnation_steps_down_and_starts_above_it(
     hello = client.request(Hello())
     assert isinstance(hello, HelloReply)
     assert hello.incarnation == 42
+
+
+def test_metrics_count_nodes_blocks_plans_and_bad_messages(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    cache, _, _ = trio(nodes)
+    cache.seal(chain(3))
+    wait_blocks(client, loop, 3)
+    ask(client, loop, schedule(chain(3)), Plan)
+    with pytest.raises(Rejected):
+        ask(client, loop, schedule(chain(3), num_prompt_tokens=9000), Plan)
+    until_s = time.monotonic() + 1.2
+    while time.monotonic() < until_s:
+        loop.run_once(0.05)
+    url = f"http://127.0.0.1:{master.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        text = answer.read().decode()
+    for line in (
+        'mc_nodes{role="cachenode",state="alive"} 1.0',
+        "mc_blocks 3.0",
+        f"mc_pool_used_bytes {3.0 * BLOCK_BYTES}",
+        "mc_hit_blocks_total 3.0",
+        'mc_plans_total{policy="time"} 1.0',
+        'mc_rejections_total{why="rejected"} 1.0',
+        "mc_malformed_messages 0.0",
+        "mc_incarnation 1.0",
+    ):
+        assert line in text
 
 
 def test_models_are_those_of_live_instances(client: SyncClient, loop: Loop, nodes: Make) -> None:
