@@ -13,41 +13,47 @@ class MasterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.nodes = Gauge(
-            "mc_nodes", "Nodes by role and state", ["role", "state"], registry=self.registry
+            "mc_master_nodes", "Nodes by role and state", ["role", "state"], registry=self.registry
         )
-        self.incarnation = self._gauge("mc_incarnation", "Life of this master")
-        self.blocks = self._gauge("mc_blocks", "Blocks in the directory")
-        self.replicas = self._gauge("mc_replicas", "Replicas in the directory")
+        self.incarnation = self._gauge("mc_master_incarnation", "Life of this master")
+        self.blocks = self._gauge("mc_master_blocks", "Blocks in the directory")
+        self.replicas = self._gauge("mc_master_replicas", "Replicas in the directory")
         self.used_bytes = self._gauge(
-            "mc_pool_used_bytes", "Bytes used of the pool, as nodes report"
+            "mc_master_pool_used_bytes", "Bytes used of the pool, as nodes report"
         )
-        self.capacity_bytes = self._gauge("mc_pool_capacity_bytes", "Bytes lent to the pool")
+        self.capacity_bytes = self._gauge("mc_master_pool_capacity_bytes", "Bytes lent to the pool")
         self.running_requests = self._gauge(
-            "mc_requests_running", "Requests planned and not yet done"
+            "mc_master_requests_running", "Requests planned and not yet done"
         )
-        self.lookups = self._counter("mc_lookups", "Match, Locate and Schedule lookups")
-        self.lookup_blocks = self._counter("mc_lookup_blocks", "Blocks asked for in lookups")
-        self.hit_blocks = self._counter("mc_hit_blocks", "Blocks found in lookups")
-        self.stored_blocks = self._counter("mc_blocks_stored", "Replicas sealed")
-        self.evicted_blocks = self._counter("mc_blocks_evicted", "Replicas freed by eviction")
-        self.cleared_blocks = self._counter("mc_blocks_cleared", "Replicas freed by clear")
-        self.plans = Counter("mc_plans", "Plans by policy", ["policy"], registry=self.registry)
+        self.lookups = self._counter("mc_master_lookups", "Match, Locate and Schedule lookups")
+        self.lookup_blocks = self._counter("mc_master_lookup_blocks", "Blocks asked for in lookups")
+        self.hit_blocks = self._counter("mc_master_hit_blocks", "Blocks found in lookups")
+        self.stored_blocks = self._counter("mc_master_blocks_stored", "Replicas sealed")
+        self.evicted_blocks = self._counter(
+            "mc_master_blocks_evicted", "Replicas freed by eviction"
+        )
+        self.cleared_blocks = self._counter("mc_master_blocks_cleared", "Replicas freed by clear")
+        self.plans = Counter(
+            "mc_master_plans", "Plans by policy", ["policy"], registry=self.registry
+        )
         self.rejections = Counter(
-            "mc_rejections", "Requests that got no plan", ["why"], registry=self.registry
+            "mc_master_rejections", "Requests that got no plan", ["why"], registry=self.registry
         )
-        self.malformed = self._gauge("mc_malformed_messages", "Messages that were no request")
+        self.malformed = self._gauge(
+            "mc_master_malformed_messages", "Messages that were no request"
+        )
         self.stale = self._gauge(
-            "mc_stale_messages", "Requests older than their deadline after a stall"
+            "mc_master_stale_messages", "Requests older than their deadline after a stall"
         )
-        self.handler_errors = self._gauge("mc_handler_errors", "Bugs caught in handlers")
+        self.handler_errors = self._gauge("mc_master_handler_errors", "Bugs caught in handlers")
         self.plan_seconds = Histogram(
-            "mc_plan_seconds",
+            "mc_master_plan_seconds",
             "Time to make a plan",
             buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
             registry=self.registry,
         )
         self.prediction_error_seconds = Histogram(
-            "mc_ttft_prediction_error_seconds",
+            "mc_master_ttft_prediction_error_seconds",
             "Absolute difference of predicted and actual time to first token",
             buckets=_SECONDS,
             registry=self.registry,

@@ -676,14 +676,14 @@ def test_metrics_count_nodes_blocks_plans_and_bad_messages(
     with urllib.request.urlopen(url, timeout=5) as answer:
         text = answer.read().decode()
     for line in (
-        'mc_nodes{role="cachenode",state="alive"} 1.0',
-        "mc_blocks 3.0",
-        f"mc_pool_used_bytes {3.0 * BLOCK_BYTES}",
-        "mc_hit_blocks_total 3.0",
-        'mc_plans_total{policy="time"} 1.0',
-        'mc_rejections_total{why="rejected"} 1.0',
-        "mc_malformed_messages 0.0",
-        "mc_incarnation 1.0",
+        'mc_master_nodes{role="cachenode",state="alive"} 1.0',
+        "mc_master_blocks 3.0",
+        f"mc_master_pool_used_bytes {3.0 * BLOCK_BYTES}",
+        "mc_master_hit_blocks_total 3.0",
+        'mc_master_plans_total{policy="time"} 1.0',
+        'mc_master_rejections_total{why="rejected"} 1.0',
+        "mc_master_malformed_messages 0.0",
+        "mc_master_incarnation 1.0",
     ):
         assert line in text
 
