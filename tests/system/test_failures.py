@@ -167,8 +167,9 @@ def test_running_stream_survives_the_master(cluster: LocalCluster) -> None:
         http.stream("POST", f"{cluster.url}/v1/completions", json=body) as stream,
     ):
         for line in stream.iter_lines():
-            if line:
-                lines.append(line)
+            if not line:
+                continue
+            lines.append(line)
             if len(lines) == 3:
                 cluster.kill("mc-master")
     assert lines[-1] == "data: [DONE]"
