@@ -162,6 +162,8 @@ def pool(directory: Path) -> Iterator[Pool]:
     node = start_node(directory, f"tcp://127.0.0.1:{port}")
     try:
         control = node.find(r"ready .*control=(\S+)")
+        master.find(r"(ready)")
+        node.find(r"(joined master)")
         yield Pool(node, control, f"tcp://127.0.0.1:{port}", directory)
     finally:
         node.stop()
