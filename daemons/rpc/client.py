@@ -150,24 +150,31 @@ class Channel:
             Kind.REQUEST, request_id, int(min(timeout_s, 86_400) * 1000), self.incarnation
         )
         frames = [header.pack(), encode(message)]
-        if self.is_connected and self._socket is not None:
-            try:
-                self._socket.send_multipart(frames, zmq.NOBLOCK)
-            except zmq.Again:
-                self._lose(f"{self.endpoint} has stopped reading")
+        if self.is_connected:
+            self._send_frames(frames)
         else:
             self._outbox.append(frames)
 
+    def _send_frames(self, frames: list[bytes]) -> None:
+        assert self._socket is not None, "connected without a socket"
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            self._lose(f"{self.endpoint} is gone, or has stopped reading")
+
     def _on_monitor(self) -> None:
-        while self._monitor is not None:
+        monitor = self._monitor
+        while monitor is not None and self._monitor is monitor:
             try:
-                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+                event = recv_monitor_message(monitor, zmq.NOBLOCK)["event"]
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._on_connected()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._on_readable()  # what the peer said before it left still counts
+                if self._monitor is not monitor:
+                    return  # it said nonsense: that loss was dealt with, this is a new socket
                 self._lose(f"{self.endpoint} closed the connection")
 
     def _on_connected(self) -> None:
@@ -180,8 +187,8 @@ class Channel:
         request_id = next(self._ids)
         self._pending[request_id] = Pending(self, request_id, self._on_hello_reply, None, timer)
         self._send(request_id, Hello(), CONNECT_TIMEOUT_S)
-        while waiting and self._socket is not None:
-            self._socket.send_multipart(waiting.popleft())
+        while waiting and self.is_connected:
+            self._send_frames(waiting.popleft())
 
     def _on_hello_reply(self, reply: Reply | McError) -> None:
         if isinstance(reply, HelloReply) and self._on_hello is not None:
@@ -251,14 +258,15 @@ class Channel:
         self._outbox.clear()
         if self._connect_timer is not None:
             self._connect_timer.cancel()
-        if self._monitor is not None:
-            self.loop.remove_reader(self._monitor)
-            self._monitor.close(0)
-        if self._socket is not None:
-            self.loop.remove_reader(self._socket)
-            self._socket.disable_monitor()
-            self._socket.close()
+        socket, monitor = self._socket, self._monitor
         self._socket = self._monitor = None
+        if socket is not None and monitor is not None:
+            self.loop.remove_reader(monitor)
+            self.loop.remove_reader(socket)
+            # In this order: the library says goodbye on the monitor, and waits for ever on one that is closed.
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close()
 
     def _fail_pending(self, error: McError) -> None:
         pending, self._pending = self._pending, {}

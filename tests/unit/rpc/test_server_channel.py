@@ -187,6 +187,20 @@ def test_nobody_listening_is_said_within_a_second(bench: Bench) -> None:
     assert time.monotonic() - began_s < 1.5
 
 
+def test_many_losses_in_a_row_never_stop_the_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lost socket is taken down while its monitor still talks; that once blocked for ever."""
+    monkeypatch.setattr(client_module, "CONNECT_TIMEOUT_S", 0.02)
+    bench.ask(Ping())
+    bench.stop_server()
+    for _ in range(60):
+        assert isinstance(bench.ask(CacheStat()).error, Unavailable)
+    monkeypatch.undo()
+    bench.serve(bench.endpoint)
+    assert bench.ask(Ping()).replies == [Ok()]
+
+
 def test_server_back_on_the_same_port_is_met_again(bench: Bench) -> None:
     bench.handle = lambda call: call.reply(Ok())
     assert bench.ask(CacheStat()).replies == [Ok()]
