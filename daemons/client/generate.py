@@ -131,6 +131,7 @@ class Generation:
             max_tokens=self._request.sampling.max_tokens,
             hashes=self._request.hashes,
             tenant=self._request.tenant,
+            namespace=self._request.namespace,
             exclude=list(self.progress.exclude),
         )
         timeout_s = min(self._cluster.schedule_timeout_s, self._left_s())

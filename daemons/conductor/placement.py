@@ -36,7 +36,13 @@ def place(view: ClusterView, request: PlacementRequest, tuning: Tuning) -> Place
     serving = [instance for instance in view.instances if instance.model == request.model]
     if not serving:
         raise _unknown_model(view, request.model)
-    usable = [i for i in serving if i.state != "dead" and i.node not in request.exclude]
+    usable = [
+        instance
+        for instance in serving
+        if instance.state != "dead"
+        and instance.node not in request.exclude
+        and request.namespace in (b"", instance.namespace)
+    ]
     pairs = _pairs(usable)
     if not pairs:
         raise _nobody(usable, request.model)

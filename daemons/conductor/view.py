@@ -48,6 +48,8 @@ class PlacementRequest:
     matched_tokens: int = 0
     local_tokens: dict[HostId, int] = field(default_factory=dict)
     exclude: frozenset[NodeId] = frozenset()
+    namespace: bytes = b""
+    """Empty: of whatever namespace serves the model."""
 
     @property
     def needed_tokens(self) -> int:

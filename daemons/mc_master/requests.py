@@ -93,7 +93,7 @@ class RequestHandlers:
     def _request(self, message: Schedule, rows: list[int], now_s: float) -> PlacementRequest:
         """Hashes become tokens by the block size of the model, the same for all of its instances that can share KV."""
         state = self._state
-        model = self._model(message.model)
+        model = self._model(message)
         block_tokens = model.block_tokens if model is not None else 1
         context = model.max_context_tokens if model is not None else MAX_TOKENS
         local = state.directory.leading_by_host(rows, now_s=now_s) if rows else {}
@@ -105,6 +105,7 @@ class RequestHandlers:
             matched_tokens=len(rows) * block_tokens,
             local_tokens={host: count * block_tokens for host, count in local.items()},
             exclude=frozenset(message.exclude),
+            namespace=message.namespace,
         )
 
     def _view(self, needed_tokens: int, now_s: float) -> ClusterView:
@@ -235,10 +236,13 @@ class RequestHandlers:
         description = self._member(node).node
         return InstanceAddress(node=node, control=description.control, host_id=description.host_id)
 
-    def _model(self, name: str) -> ModelDescription | None:
+    def _model(self, message: Schedule) -> ModelDescription | None:
         for member in self._state.membership:
-            if member.node.model is not None and member.node.model.name == name:
-                return member.node.model
+            model = member.node.model
+            if model is None or model.name != message.model:
+                continue
+            if message.namespace in (b"", model.namespace):
+                return model
         return None
 
     def _block_tokens(self, placement: Placement) -> int:

@@ -37,6 +37,8 @@ class Schedule(Message, frozen=True, kw_only=True):
     """Full blocks of the prompt, in order."""
     tenant: str = ""
     exclude: list[NodeId] = msgspec.field(default_factory=list)
+    namespace: bytes = b""
+    """What the hashes are chained from; only instances of this namespace may serve. Empty: any of the model."""
 
 
 class InstanceAddress(Record, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ class TokenClient:
                 num_prompt_tokens=len(tokens),
                 max_tokens=max_tokens,
                 hashes=hashes if cache == "use" else [],
+                namespace=model.namespace,
             )
         )
         assert isinstance(reply, Plan)

@@ -230,3 +230,16 @@ def test_new_blocks_go_to_the_same_host_then_to_room_then_in_turn() -> None:
     assert chosen(put_node("a", last_chosen=4), put_node("b", last_chosen=2)) == "b"
     assert chosen(put_node("a", state="suspect"), put_node("b", used_bytes=900)) == "b"
     assert chosen(put_node("a", state="suspect"), put_node("b", state="dead")) == "a"
+
+
+def test_a_request_that_names_its_namespace_is_served_by_no_other() -> None:
+    other = b"o" * 16
+    nodes = view(
+        prefill("p1"), decode("d1"), prefill("p2", namespace=other), decode("d2", namespace=other)
+    )
+    for namespace in (NS, other):
+        plan = place(nodes, request(namespace=namespace), Tuning())
+        assert plan.prefill.namespace == namespace
+        assert plan.decode.namespace == namespace
+    with pytest.raises(Unavailable):
+        place(nodes, request(namespace=b"x" * 16), Tuning())
