@@ -122,6 +122,12 @@ def plan_cluster(
     return ClusterPlan(master, events, f"http://127.0.0.1:{http_port}", tuple(daemons), scratch)
 
 
+def shared_bytes(options: ClusterOptions) -> int:
+    """KV arenas and segments together: shared memory that is allocated whole at start."""
+    arenas = parse_size(options.kv_memory) * (options.num_prefill + options.num_decode)
+    return arenas + parse_size(options.segment) * options.num_cachenodes
+
+
 def check_segment_room(options: ClusterOptions) -> None:
     """A tmpfs that is too small would end a cache node in mid start. Raises Exhausted."""
     wanted = parse_size(options.segment) * options.num_cachenodes

@@ -71,6 +71,7 @@ class LocalCluster:
     """Use `temporary` or `persistent`. Names of daemons: mc-master, mc-cachenode, mc-prefill, mc-prefill-2, ..."""
 
     def __init__(self, options: ClusterOptions, directory: Path, *, is_temporary: bool) -> None:
+        self.options = options
         self._directory = directory
         self._is_temporary = is_temporary
         self._children: dict[str, subprocess.Popen[bytes]] = {}

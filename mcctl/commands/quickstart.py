@@ -10,11 +10,11 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_duration, format_size
 from mcctl import exit_codes, model_store, render
-from mcctl.cluster_plan import ClusterOptions
+from mcctl.cluster_plan import ClusterOptions, shared_bytes
 from mcctl.commands import new_app
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
-from mcctl.process_memory import peak_bytes
+from mcctl.process_memory import private_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.traffic import Row, Totals, run_traffic, total
@@ -36,7 +36,7 @@ class QuickstartResult(msgspec.Struct, frozen=True, kw_only=True):
     blocks_stored: int
     pool_bytes: int
     memory_bytes: int
-    """Sum of the daemons' peak resident sizes; pages that several share are counted by each."""
+    """Of all daemons at the end: private memory, and the KV arenas and segments, which are taken whole at start."""
     start_s: float
     total_s: float
     model: str
@@ -70,8 +70,8 @@ def quickstart(
             num_decode=decode,
             num_cachenodes=cachenodes,
             dtype=dtype,
-            segment="512MiB",
-            kv_memory="512MiB",
+            segment="256MiB",
+            kv_memory="256MiB",
         )
         cluster = LocalCluster.temporary(options)
         try:
@@ -110,7 +110,7 @@ def _result(cluster: LocalCluster, rows: list[Row], dtype: str, start_s: float) 
         bytes_moved=totals.bytes_moved,
         blocks_stored=stat.num_stored,
         pool_bytes=stat.used_bytes,
-        memory_bytes=sum(peak_bytes(pid) for pid in cluster.pids.values()),
+        memory_bytes=private_bytes(cluster.pids.values()) + shared_bytes(cluster.options),
         start_s=start_s,
         total_s=0.0,
         model=Path(cluster.record.model).name,
@@ -147,7 +147,10 @@ def _show(result: QuickstartResult, *, on_stderr: bool) -> None:
         ("tokens", f"{result.reused_tokens} of {result.prompt_tokens} prompt tokens reused"),
         ("moved", f"{format_size(result.bytes_moved)} of KV between processes"),
         ("pool", f"{result.blocks_stored} blocks stored, {format_size(result.pool_bytes)}"),
-        ("memory", f"{format_size(result.memory_bytes)} at the peak, all daemons"),
+        (
+            "memory",
+            f"{format_size(result.memory_bytes)} of all daemons, KV arenas and segments included",
+        ),
         (
             "time",
             f"{format_duration(result.total_s)}, {format_duration(result.start_s)} of it until the cluster was ready",
