@@ -1,1 +1,27 @@
-"""Public API of Mooncake MC and the mcctl command line."""
+"""Public API of Mooncake MC and the mcctl command line. Names are imported when they are used."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from daemons.client.cluster import ClusterClient as ClusterClient
+    from daemons.transfer import TransferEngine as TransferEngine
+    from mcctl.cluster_plan import ClusterOptions as ClusterOptions
+    from mcctl.local_cluster import LocalCluster as LocalCluster
+
+_HOMES = {
+    "ClusterClient": "daemons.client.cluster",
+    "ClusterOptions": "mcctl.cluster_plan",
+    "LocalCluster": "mcctl.local_cluster",
+    "TransferEngine": "daemons.transfer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -14,7 +14,7 @@ import typer.core
 
 from daemons.core.errors import McError
 from mcctl import exit_codes
-from mcctl.render import complain
+from mcctl.render import complain, note
 from mcctl.settings import Output, Settings
 
 HELP: Final = """Operate Mooncake MC: a local cluster, a running one, its KV cache and its requests.
@@ -32,9 +32,7 @@ class LazyCommand:
 
 
 COMMANDS: Final = {
-    "quickstart": LazyCommand(
-        "quickstart", "Run real chat traffic through a local cluster and show what the cache did."
-    ),
+    "quickstart": LazyCommand("quickstart", "Run real chat traffic, show what the cache did."),
     "cluster": LazyCommand("cluster", "Keep a cluster on this host: up, down, status."),
     "status": LazyCommand("status", "One look at the cluster: nodes, pool, requests."),
     "topology": LazyCommand("topology", "Hosts, daemons, segments, devices and models as a tree."),
@@ -200,7 +198,10 @@ def main(arguments: list[str] | None = None) -> int:
         return exit_codes.OK
     except Exception as error:
         if hasattr(error, "format_message"):  # argument parsing
-            complain(_usage(error))
+            if type(error).__name__ == "NoArgsIsHelpError":
+                note(str(error))  # the help itself
+            else:
+                complain(_usage(error))
             return exit_codes.USAGE
         if settings.verbose:
             raise
