@@ -3,11 +3,9 @@
 import ast
 import inspect
 import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
@@ -216,13 +214,3 @@ def _one_line(text: str) -> str:
 
 def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, _WIDTH - 2)]
-
-
-def write_all(directory: str) -> None:
-    """`python -m mcctl.config_text DIR`: write every configs/*.toml anew after a key was added."""
-    for process in PROCESSES:
-        (Path(directory) / f"{process}.toml").write_text(commented(process), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_all(sys.argv[1])
