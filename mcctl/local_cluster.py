@@ -6,7 +6,6 @@
 A temporary cluster ends with the process that made it, however that ends; a persistent one stays until `end_cluster`.
 """
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -45,6 +44,7 @@ from mcctl.cluster_record import (
 )
 from mcctl.http_json import get_status
 from mcctl.process_identity import ProcessIdentity, identify, stop_all
+from mcctl.sigterm import SigtermTrap
 
 Progress = Callable[[str], object]
 READY_TIMEOUT_S: Final = 90.0
@@ -75,9 +75,7 @@ class LocalCluster:
         self._directory = directory
         self._is_temporary = is_temporary
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._old_sigterm: (
-            signal.Handlers | Callable[[int, FrameType | None], object] | int | None
-        ) = None
+        self._sigterm = SigtermTrap()
         self.plan = plan_cluster(options, directory, self._scratch(options))
         self._planned = {daemon.name: daemon for daemon in self.plan.daemons}
         owner = identify(os.getpid()) if is_temporary else None
@@ -152,7 +150,7 @@ class LocalCluster:
         self, progress: Progress = lambda _: None, *, timeout_s: float = READY_TIMEOUT_S
     ) -> None:
         """Start all and wait until the gateway serves. Whatever goes wrong, nothing is left running."""
-        self._trap_sigterm()
+        self._sigterm.set()
         try:
             for daemon in self.plan.daemons:
                 progress(f"starting {daemon.name}")
@@ -215,7 +213,7 @@ class LocalCluster:
         finally:
             for name in list(self._children):
                 self._reap(name)
-            self._restore_sigterm()
+            self._sigterm.restore()
         return killed
 
     def __enter__(self) -> "LocalCluster":
@@ -303,33 +301,3 @@ class LocalCluster:
         if child is not None:
             child.kill()
             child.wait()
-
-    def _trap_sigterm(self) -> None:
-        """SIGTERM ends us as Ctrl-C does, so that `finally` runs. Only the main thread may ask for it."""
-        try:
-            self._old_sigterm = signal.signal(signal.SIGTERM, _raise_exit)
-        except ValueError:
-            self._old_sigterm = None
-
-    def _restore_sigterm(self) -> None:
-        if self._old_sigterm is not None:
-            signal.signal(signal.SIGTERM, self._old_sigterm)
-            self._old_sigterm = None
-
-
-def hold_cluster_lock() -> int:
-    """A descriptor that keeps another `mcctl cluster` out until it is closed; raises Conflict when one is at work."""
-    paths.state_dir().mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(
-        paths.state_dir() / "cluster.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
-    )
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Conflict("another `mcctl cluster` command is at work; wait for it") from None
-    return descriptor
-
-
-def _raise_exit(signum: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)

@@ -1,5 +1,6 @@
 """mcctl cluster: one cluster of real processes on this host's loopback, kept until it is told to end."""
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from daemons.core.errors import Unavailable
+from daemons.core.errors import Conflict, Unavailable
 from daemons.core.units import format_size, parse_size
-from mcctl import exit_codes, model_store, render
+from mcctl import exit_codes, model_store, paths, render
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import (
     ClusterRecord,
@@ -21,7 +22,7 @@ from mcctl.cluster_record import (
 )
 from mcctl.commands import new_app
 from mcctl.http_json import get_status
-from mcctl.local_cluster import LocalCluster, hold_cluster_lock
+from mcctl.local_cluster import LocalCluster
 from mcctl.process_memory import resident_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -89,7 +90,7 @@ def up(
         segment=segment,
         http_port=port,
     )
-    lock = hold_cluster_lock()
+    lock = _hold_lock()
     try:
         with render.progress("starting") as progress:
             cluster = LocalCluster.persistent(options)
@@ -113,7 +114,7 @@ def down(
     \b
     Example: mcctl cluster down
     """
-    lock = hold_cluster_lock()
+    lock = _hold_lock()
     try:
         sweep()
         record = read_record(persistent_directory())
@@ -146,6 +147,20 @@ def status(context: typer.Context) -> int:
         return exit_codes.BY_FAMILY["unavailable"]
     is_healthy = _show_status(context, record)
     return exit_codes.OK if is_healthy else exit_codes.BY_FAMILY["unavailable"]
+
+
+def _hold_lock() -> int:
+    """A descriptor that keeps another `mcctl cluster` out until it is closed; raises Conflict when one is at work."""
+    paths.state_dir().mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(
+        paths.state_dir() / "cluster.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+    )
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Conflict("another `mcctl cluster` command is at work; wait for it") from None
+    return descriptor
 
 
 def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
