@@ -1,0 +1,461 @@
+"""Which bytes go over which path, pure: cutting transfers into slices, spreading the slices, and outliving bad paths.
+
+A path is whatever the transport can send over and lose on its own: a pair of RDMA devices, a pair of TCP addresses.
+Every slice ends exactly once; a batch ends when all of its slices did, and nothing of it is in flight after that.
+
+    book = PathBook([Path("mlx5_0"), Path("mlx5_1")])
+    spans = [span for read in reads for span in spans_of(read.remote, read.target)]
+    size = slice_bytes(sum(span.length for span in spans), num_paths=2)
+    batch = book.submit(cut(spans, size), near={"mlx5_0"})
+    while batch not in ended:
+        while send := book.next(now()):             # None: wait for a completion, or until book.wake_s(now())
+            post(send.path, send.slice.spans, ticket=send.ticket)
+        for ticket, error in poll():
+            end = book.failed(ticket, error, now()) if error else book.completed(ticket, now())
+            ended |= {end.batch: end.error} if end else {}
+
+One lock around every call makes it serve several threads; `next(now, batch)` hands out slices of one batch only.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, NewType
+
+from daemons.core.units import MIB
+from daemons.protocol.segment import Strided
+
+BatchId = NewType("BatchId", int)
+Ticket = NewType("Ticket", int)
+"""One attempt to send one slice."""
+
+MIN_SLICE_BYTES: Final = MIB
+MAX_SLICE_BYTES: Final = 8 * MIB
+"""What is aimed at; one slice may have up to three times as much."""
+_SLICES_PER_PATH: Final = 4
+"""Enough that a path which turns out slow leaves work for the others."""
+_ALIGN_BYTES: Final = 4096
+
+
+class Span(NamedTuple):
+    """Remote bytes and where they go. `buffer` names the local memory; it is the caller's to number."""
+
+    remote: int
+    local: int
+    length: int
+    buffer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one request carries: a piece of a long range, or several short ranges."""
+
+    spans: tuple[Span, ...]
+    length: int
+
+
+def spans_of(remote: Strided, target: Strided, buffer: int = 0) -> Iterator[Span]:
+    """Pair two shapes of equal length, run by run; dense rows come as one run."""
+    theirs, ours = _runs(remote), _runs(target)
+    offset, length = next(theirs)
+    local, room = next(ours)
+    while True:
+        step = min(length, room)
+        yield Span(offset, local, step, buffer)
+        offset, length, local, room = offset + step, length - step, local + step, room - step
+        try:
+            if not length:
+                offset, length = next(theirs)
+            if not room:
+                local, room = next(ours)
+        except StopIteration:
+            return
+
+
+def _runs(ranges: Strided) -> Iterator[tuple[int, int]]:
+    if ranges.num_rows == 1 or ranges.stride_bytes == ranges.row_bytes:
+        yield ranges.offset, ranges.length
+        return
+    for row in range(ranges.num_rows):
+        yield ranges.offset + row * ranges.stride_bytes, ranges.row_bytes
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """Neighbours that continue each other on both sides become one. The order stays."""
+    merged: list[Span] = []
+    for span in spans:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.buffer == span.buffer
+            and last.remote + last.length == span.remote
+            and last.local + last.length == span.local
+        ):
+            merged[-1] = last._replace(length=last.length + span.length)
+        else:
+            merged.append(span)
+    return merged
+
+
+def slice_bytes(total_bytes: int, num_paths: int) -> int:
+    """A size that gives every path several slices, within MIN_SLICE_BYTES..MAX_SLICE_BYTES."""
+    wanted = total_bytes // max(num_paths * _SLICES_PER_PATH, 1)
+    return max(MIN_SLICE_BYTES, min(wanted, MAX_SLICE_BYTES))
+
+
+def cut(spans: Iterable[Span], size_bytes: int, *, max_spans: int = 1) -> list[Slice]:
+    """Slices that cover every byte once, in order, each of `size_bytes` or a little more where the ranges allow it.
+
+    A longer range is cut evenly into pieces below twice the size, so that no short tail is left. Shorter ones share
+    a slice, up to `max_spans` of them: 1 for verbs, where a work request has one remote range; a frame's limit for TCP.
+    """
+    assert size_bytes > 0, "an empty slice carries nothing"
+    assert max_spans > 0, "an empty slice carries nothing"
+    slices: list[Slice] = []
+    open_spans: list[Span] = []
+    length = 0
+    for piece in itertools.chain.from_iterable(_pieces(span, size_bytes) for span in merge(spans)):
+        open_spans.append(piece)
+        length += piece.length
+        if length >= size_bytes or len(open_spans) == max_spans:
+            slices.append(Slice(tuple(open_spans), length))
+            open_spans, length = [], 0
+    if open_spans:
+        slices.append(Slice(tuple(open_spans), length))
+    return slices
+
+
+def _pieces(span: Span, size_bytes: int) -> Iterator[Span]:
+    count = max(span.length // size_bytes, 1)
+    step = span.length // count
+    if step // _ALIGN_BYTES * _ALIGN_BYTES >= size_bytes:
+        step = step // _ALIGN_BYTES * _ALIGN_BYTES
+    for index in range(count):
+        start = index * step
+        yield span._replace(
+            remote=span.remote + start,
+            local=span.local + start,
+            length=step if index < count - 1 else span.length - start,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A way to the peer. `bytes_per_s` is the link's speed: what is assumed until it was measured."""
+
+    name: str
+    bytes_per_s: float = 1.25e9
+    max_in_flight: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PathPolicy:
+    """How paths are weighed, and given up."""
+
+    far_penalty: float = 4.0
+    """A far path is taken when it would be done this many times sooner."""
+    rate_weight: float = 0.25
+    """Of a new measurement in the moving average."""
+    sample_bytes: int = MIB
+    """Carried before a rate is believed: a small slice measures the latency."""
+    forget_s: float = 5.0
+    """An unused path's rate goes back to the link's speed with this time constant, so that it is tried again."""
+    pause_s: float = 0.25
+    max_pause_s: float = 30.0
+    max_attempts: int = 4
+    """Of one slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Effect: send this slice over this path, then report `ticket`."""
+
+    ticket: Ticket
+    batch: BatchId
+    path: str
+    slice: Slice
+    is_trial: bool
+    """The path failed before; this slice shows whether it works again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """Effect: nothing of the batch is in flight. `error` is empty when every byte arrived."""
+
+    batch: BatchId
+    error: str
+
+
+PathState = Literal["up", "paused", "due"]
+"""due: the pause is over and one slice may try it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathView:
+    """For metrics and people."""
+
+    name: str
+    state: PathState
+    bytes_per_s: float
+    outstanding_bytes: int
+    num_in_flight: int
+    num_failures: int
+    pause_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Path:
+    path: Path
+    rate: float
+    outstanding_bytes: int = 0
+    num_in_flight: int = 0
+    num_failures: int = 0
+    pause_s: float = 0.0
+    """Length of the pause it is in; 0 while it is up."""
+    paused_until_s: float = 0.0
+    has_trial: bool = False
+    sample_bytes: int = 0
+    sample_s: float = 0.0
+    busy_since_s: float = 0.0
+    last_used_s: float = -math.inf
+
+    @property
+    def has_room(self) -> bool:
+        return self.num_in_flight < self.path.max_in_flight
+
+    @property
+    def may_try(self) -> bool:
+        """One slice at a time shows whether a paused path works again."""
+        return self.has_room and not self.has_trial
+
+    def state(self, now_s: float) -> PathState:
+        if not self.pause_s:
+            return "up"
+        return "paused" if now_s < self.paused_until_s else "due"
+
+    def current_rate(self, policy: PathPolicy, now_s: float) -> float:
+        if self.num_in_flight or self.last_used_s == -math.inf:
+            return self.rate
+        idle_s = max(now_s - self.last_used_s, 0.0)
+        return self.rate + (self.path.bytes_per_s - self.rate) * -math.expm1(
+            -idle_s / policy.forget_s
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A slice of a batch and where it failed."""
+
+    slice: Slice
+    attempts: int = 0
+    failed_on: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    batch: BatchId
+    pending: deque[_Work]
+    near: frozenset[str]
+    served_bytes: int
+    """Handed out so far, counted from what the least served batch had when this one came: fair queueing."""
+    num_in_flight: int = 0
+    error: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return not self.pending and not self.num_in_flight
+
+
+class _Flight(NamedTuple):
+    batch: _Batch
+    work: _Work
+    path: _Path
+    is_trial: bool
+
+
+class PathBook:
+    """The paths to one peer and the batches on them. Calls take the time; they must not go back in it."""
+
+    def __init__(self, paths: Sequence[Path], policy: PathPolicy | None = None) -> None:
+        assert paths, "a peer without a path cannot be asked for anything"
+        self._policy = policy or PathPolicy()
+        self._paths = {path.name: _Path(path, path.bytes_per_s) for path in paths}
+        self._batches: dict[BatchId, _Batch] = {}
+        self._flights: dict[Ticket, _Flight] = {}
+        self._batch_ids = itertools.count(1)
+        self._tickets = itertools.count(1)
+
+    def submit(self, slices: Sequence[Slice], near: Collection[str] = ()) -> BatchId:
+        """Queue a batch. `near` are the paths close to its memory; none named means all are."""
+        assert slices, "an empty batch would never end"
+        batch_id = BatchId(next(self._batch_ids))
+        served = min((batch.served_bytes for batch in self._batches.values()), default=0)
+        works = deque(_Work(piece) for piece in slices)
+        self._batches[batch_id] = _Batch(batch_id, works, frozenset(near), served)
+        return batch_id
+
+    def next(self, now_s: float, batch: BatchId | None = None) -> Send | None:
+        """What to send now; None when the paths are full or being tried, or nothing is left to send."""
+        waiting = [
+            b for b in self._batches.values() if b.pending and (batch is None or b.batch == batch)
+        ]
+        # Least served first; one whose own best path is full does not hold back those that want others.
+        for chosen in sorted(waiting, key=lambda b: (b.served_bytes, b.batch)):
+            path = self._choose(chosen, chosen.pending[0], now_s)
+            if path is not None:
+                return self._send(chosen, chosen.pending.popleft(), path, now_s)
+        return None
+
+    def completed(self, ticket: Ticket, now_s: float) -> BatchEnd | None:
+        """Its bytes are in place."""
+        flight = self._land(ticket, now_s)
+        path = flight.path
+        path.sample_bytes += flight.work.slice.length
+        if path.sample_bytes >= self._policy.sample_bytes and path.sample_s > 0:
+            rate, weight = path.sample_bytes / path.sample_s, self._policy.rate_weight
+            path.rate += weight * (rate - path.rate)
+            path.sample_bytes, path.sample_s = 0, 0.0
+        if flight.is_trial:
+            path.pause_s = 0.0
+        return self._end_if_over(flight.batch)
+
+    def failed(
+        self, ticket: Ticket, why: str, now_s: float, *, may_retry: bool = True
+    ) -> BatchEnd | None:
+        """It will not arrive any more. `may_retry` False: the request is at fault, not the path."""
+        flight = self._land(ticket, now_s)
+        batch, work, path, is_trial = flight
+        work.failed_on.add(path.path.name)
+        if may_retry:
+            self._blame(path, now_s, is_trial=is_trial)
+        is_hopeless = work.attempts >= self._policy.max_attempts or (
+            len(work.failed_on) == len(self._paths) and all(p.pause_s for p in self._paths.values())
+        )
+        if batch.error or not may_retry or is_hopeless:
+            batch.error = batch.error or why
+            batch.pending.clear()
+        else:
+            batch.pending.appendleft(work)
+        return self._end_if_over(batch)
+
+    def cancel(self, batch: BatchId, why: str) -> BatchEnd | None:
+        """Send nothing more of it. It ends when what is in flight was reported; None for one that has ended, too."""
+        found = self._batches.get(batch)
+        if found is None:
+            return None
+        found.error = found.error or why
+        found.pending.clear()
+        return self._end_if_over(found)
+
+    def in_flight(self, batch: BatchId) -> list[Ticket]:
+        """What the transport has to abort or await before the batch can end."""
+        return [ticket for ticket, flight in self._flights.items() if flight.batch.batch == batch]
+
+    def wake_s(self, now_s: float) -> float | None:
+        """When the next pause ends: ask `next` again then. None: only a completion can change anything."""
+        ends = [p.paused_until_s for p in self._paths.values() if p.state(now_s) == "paused"]
+        return min(ends, default=None)
+
+    def views(self, now_s: float) -> list[PathView]:
+        """Every path as it is seen now."""
+        return [
+            PathView(
+                name=p.path.name,
+                state=p.state(now_s),
+                bytes_per_s=p.current_rate(self._policy, now_s),
+                outstanding_bytes=p.outstanding_bytes,
+                num_in_flight=p.num_in_flight,
+                num_failures=p.num_failures,
+                pause_s=p.pause_s,
+            )
+            for p in self._paths.values()
+        ]
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        for path in self._paths.values():
+            mine = [f for f in self._flights.values() if f.path is path]
+            assert path.num_in_flight == len(mine)
+            assert path.outstanding_bytes == sum(f.work.slice.length for f in mine)
+            assert path.has_trial == any(f.is_trial for f in mine)
+            assert 0 <= path.pause_s <= self._policy.max_pause_s
+            assert path.rate > 0
+        for batch in self._batches.values():
+            mine = [f for f in self._flights.values() if f.batch is batch]
+            assert batch.num_in_flight == len(mine)
+            assert not batch.is_over, "an ended batch is forgotten"
+            works = [*batch.pending, *(f.work for f in mine)]
+            assert len({id(work) for work in works}) == len(works), "a slice is queued twice"
+
+    def _choose(self, batch: _Batch, work: _Work, now_s: float) -> _Path | None:
+        """A due path gets one fresh slice as its trial; else the path that is done first; else any paused one."""
+        paths = self._paths.values()
+        if not work.attempts:
+            for path in paths:
+                if path.state(now_s) == "due" and path.may_try:
+                    return path
+        up = [path for path in paths if not path.pause_s]
+        if up:
+            fresh = [path for path in up if path.path.name not in work.failed_on]
+            best = min(fresh or up, key=lambda path: self._cost(path, batch, work, now_s))
+            # A full best path is worth waiting for: its queue is in the cost already.
+            return best if best.has_room else None
+        idle = [path for path in paths if path.may_try]
+        return min(
+            idle, key=lambda p: (p.path.name in work.failed_on, p.paused_until_s), default=None
+        )
+
+    def _cost(self, path: _Path, batch: _Batch, work: _Work, now_s: float) -> float:
+        """Seconds until the slice would be there, as if a far path were so many times slower."""
+        seconds = (path.outstanding_bytes + work.slice.length) / path.current_rate(
+            self._policy, now_s
+        )
+        is_far = bool(batch.near) and path.path.name not in batch.near
+        return seconds * self._policy.far_penalty if is_far else seconds
+
+    def _send(self, batch: _Batch, work: _Work, path: _Path, now_s: float) -> Send:
+        length, is_trial = work.slice.length, bool(path.pause_s)
+        ticket = Ticket(next(self._tickets))
+        self._flights[ticket] = _Flight(batch, work, path, is_trial)
+        path.rate = path.current_rate(self._policy, now_s)
+        if not path.num_in_flight:
+            path.busy_since_s = now_s
+        path.last_used_s = now_s
+        path.num_in_flight += 1
+        path.outstanding_bytes += length
+        path.has_trial = path.has_trial or is_trial
+        batch.num_in_flight += 1
+        batch.served_bytes += length
+        work.attempts += 1
+        return Send(ticket, batch.batch, path.path.name, work.slice, is_trial)
+
+    def _land(self, ticket: Ticket, now_s: float) -> _Flight:
+        flight = self._flights.pop(ticket)
+        path = flight.path
+        # Time in which the path had anything to do, whatever number of slices shared it.
+        path.sample_s += max(now_s - path.busy_since_s, 0.0)
+        path.busy_since_s = path.last_used_s = now_s
+        path.num_in_flight -= 1
+        path.outstanding_bytes -= flight.work.slice.length
+        if flight.is_trial:
+            path.has_trial = False
+        flight.batch.num_in_flight -= 1
+        return flight
+
+    def _blame(self, path: _Path, now_s: float, *, is_trial: bool) -> None:
+        """Slices that fail together because their path broke count once: only a trial prolongs a pause."""
+        path.num_failures += 1
+        path.sample_bytes, path.sample_s = 0, 0.0
+        if path.pause_s and not is_trial:
+            return
+        policy = self._policy
+        path.pause_s = min(path.pause_s * 2 or policy.pause_s, policy.max_pause_s)
+        path.paused_until_s = now_s + path.pause_s
+
+    def _end_if_over(self, batch: _Batch) -> BatchEnd | None:
+        if not batch.is_over:
+            return None
+        del self._batches[batch.batch]
+        return BatchEnd(batch.batch, batch.error)
