@@ -47,7 +47,7 @@ from mcctl.process_identity import ProcessIdentity, identify, stop_all
 from mcctl.sigterm import SigtermTrap
 
 Progress = Callable[[str], object]
-READY_TIMEOUT_S: Final = 90.0
+READY_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.05
 _EXIT_CONFIG: Final = 78
 _ENVIRONMENT: Final = {

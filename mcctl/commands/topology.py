@@ -1,20 +1,40 @@
-"""mcctl topology: where everything is."""
+"""mcctl topology: where everything is, what this host has for moving bytes, and how fast its paths are."""
 
+import importlib.util
+import os
+import resource
 from collections import defaultdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from daemons.client.cluster import ClusterClient
+from daemons.core.errors import ConfigError
 from daemons.core.ids import HostId
 from daemons.core.units import format_size
 from daemons.protocol.node import ListedNode, ListNodesReply
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.commands.node import memory_text
+from mcctl.render import Column
 from mcctl.settings import settings_of
 
+if TYPE_CHECKING:
+    from daemons.transfer.hardware import Topology
+
+# The transfer package takes 0.1 s to import and `show` needs none of it: the verbs that do import it.
+
 app = new_app()
+
+_Sysfs = Annotated[
+    Path, typer.Option(help="Where sysfs is, or a copy of another host's.", metavar="DIR")
+]
+_Override = Annotated[
+    Path | None,
+    typer.Option(help="TOML file that corrects or ignores devices.", metavar="FILE"),
+]
+_SYSFS = Path("/sys")
 
 
 @app.callback()
@@ -44,6 +64,82 @@ def show(context: typer.Context) -> None:
                     )
         case "table":
             render.show_tree(_tree(reply, hosts))
+
+
+@app.command()
+def discover(context: typer.Context, sysfs: _Sysfs = _SYSFS, override: _Override = None) -> None:
+    """What this host has for moving bytes, and which NICs are near which memory.
+
+    \b
+    Example: mcctl topology discover --override topology.toml
+    """
+    from mcctl.topology_view import MATRIX_COLUMNS, matrix_rows, tree
+
+    output = settings_of(context).output
+    topology = _discover(sysfs, override)
+    if output == "table":
+        render.show_tree(tree(topology, os.uname().nodename if sysfs == _SYSFS else str(sysfs)))
+    render.emit(output, topology, MATRIX_COLUMNS, matrix_rows(topology))
+
+
+@app.command()
+def check(
+    context: typer.Context,
+    sysfs: _Sysfs = _SYSFS,
+    override: _Override = None,
+    rdma: Annotated[
+        bool, typer.Option("--rdma", help="RDMA is wanted: its absence is an error.")
+    ] = False,
+) -> None:
+    """What is wrong with this host's data paths and how to mend it; exit code 78 when there is an error.
+
+    \b
+    Example: mcctl topology check --rdma
+    """
+    from daemons.transfer.topology_check import check as find
+
+    output = settings_of(context).output
+    findings = find(
+        _discover(sysfs, override),
+        no_verbs_reason=_why_no_verbs(),
+        memlock_bytes=_memlock_bytes(),
+        wants_rdma=rdma,
+    )
+    columns = [
+        Column("severity", lambda f: f.severity),
+        Column("device", lambda f: f.device),
+        Column("problem", lambda f: f.problem),
+        Column("fix", lambda f: f.fix),
+    ]
+    if output == "table" and not findings:
+        render.emit_line("Nothing to complain about.")
+    else:
+        render.emit(output, {"findings": findings}, columns, findings)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise ConfigError(
+            f"{len(errors)} error(s); the first: {errors[0].device}: {errors[0].problem}"
+        )
+
+
+def _discover(sysfs: Path, override: Path | None) -> "Topology":
+    from daemons.transfer.topology import discover as read
+
+    if not sysfs.is_dir():
+        raise ConfigError(f"--sysfs {sysfs}: no such directory")
+    return read(sysfs, override)
+
+
+def _why_no_verbs() -> str:
+    if importlib.util.find_spec("pyverbs") is None:
+        return "the Python module pyverbs is not installed"
+    return ""
+
+
+def _memlock_bytes() -> int | None:
+    """What a shell of this user may lock; root is not held to it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit
 
 
 def _by_host(reply: ListNodesReply) -> dict[HostId, list[ListedNode]]:
