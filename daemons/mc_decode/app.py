@@ -5,7 +5,6 @@ Generate -> slot -> Prefill || load from the pool -> LayersReady: pull -> first 
 
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 from daemons.client.channel_pool import ChannelPool
 from daemons.config.mc_decode import DecodeConfig
@@ -46,7 +45,6 @@ class DecodeApp:
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self._instance = open_instance(config.model, config.engine, self._transfer)
         self._channels = ChannelPool(self.loop)
-        self._loaders = ThreadPoolExecutor(1, thread_name_prefix="load")
         post = self.loop.call_soon_threadsafe
         self._engine = EngineThread(
             self._instance,
@@ -62,7 +60,7 @@ class DecodeApp:
             NodeId(config.node.id),
             config.decode,
             self._instance,
-            Effects(self._join, self._leave, self._loaders, self._tell_master),
+            Effects(self._join, self._leave, self._tell_master),
             self._channels,
         )
         self._metrics = MetricsServer(config.node.metrics, self._requests.metrics.registry)
@@ -99,7 +97,6 @@ class DecodeApp:
         self._channels.close()
         self._engine.close()
         self._requests.close()
-        self._loaders.shutdown(wait=True, cancel_futures=True)
         self._metrics.close()
         self._instance.close()
         self._transfer.close()

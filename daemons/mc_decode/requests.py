@@ -1,52 +1,35 @@
-"""The requests of one decode node: admission, filling, streaming, publishing, release. Loop thread only."""
+"""The requests of one decode node: admission, streaming, publishing, release. Loop thread only."""
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from daemons.client.channel_pool import ChannelPool
-from daemons.client.prefix_load import PrefixLoad
 from daemons.client.publisher import Publisher
-from daemons.client.store import BlockReader
 from daemons.config.mc_decode import DecodeSection
 from daemons.core.errors import (
     Exhausted,
     McError,
-    ProtocolError,
     Rejected,
-    TransferError,
     Unavailable,
 )
 from daemons.core.ids import NodeId, RequestId
 from daemons.engine.instance import Instance
+from daemons.mc_decode.filling import Events, Filling
 from daemons.mc_decode.metrics import DecodeMetrics
 from daemons.mc_decode.publishing import answer_blocks
-from daemons.mc_decode.puller import Puller
 from daemons.mc_decode.request import Holder, Request
 from daemons.protocol.base import Message
-from daemons.protocol.block import BlockLocation
-from daemons.protocol.messages import Part, Reply
 from daemons.protocol.node import InstanceLoad
 from daemons.protocol.request import (
-    Cancel,
     FinishReason,
     Generate,
     GenerateReply,
-    LayersReady,
-    Prefill,
-    PrefillReply,
-    PrefillStarted,
-    Pulled,
     RequestDone,
     Tokens,
 )
 from daemons.rpc import Call, Loop
 
-log = logging.getLogger(__name__)
-
-_LOAD_TIMEOUT_S = 10.0
 _STEP_DECAY = 0.9
 
 
@@ -58,7 +41,6 @@ class Effects:
     """All KV is there: make tokens. `stepped` comes back on the loop."""
     leave: Callable[[Request], object]
     """Make no more; `left` comes back on the loop when no step works on the slot."""
-    load: ThreadPoolExecutor
     tell_master: Callable[[Message], object]
 
 
@@ -90,10 +72,9 @@ class Requests:
         self._config = config
         self._instance = instance
         self._effects = effects
-        self._channels = channels
         self._publisher = Publisher(channels)
-        self._reader = BlockReader(instance.transfer)
-        self._puller = Puller(loop, instance, config.pull_workers, self._on_pulled)
+        events = Events(self._on_first_token, self._on_filled, self._fail, self._on_copied)
+        self._filling = Filling(loop, config, instance, channels, events)
         self._requests: dict[RequestId, Request] = {}
         self._waiting: deque[Request] = deque()
         self._step_s = 0.0
@@ -116,7 +97,6 @@ class Requests:
         request = self._requests.get(request_id)
         if request is None or request.state == "ended":
             return
-        self._tell_prefill(request, Cancel(request_id=request_id))
         if request.reply is not None:
             self._finish(request, "cancelled")
         else:
@@ -157,7 +137,7 @@ class Requests:
         self.metrics.free_tokens.set(self._instance.arena.free_tokens)
 
     def close(self) -> None:
-        self._puller.close()
+        self._filling.close()
 
     def _check(self, message: Generate) -> None:
         model = self._instance.model
@@ -195,146 +175,29 @@ class Requests:
             except Exhausted:
                 return
             self._waiting.popleft()
-            self._start_filling(request)
+            request.state = "filling"
+            self._filling.start(request)
 
-    def _start_filling(self, request: Request) -> None:
-        message, plan = request.message, request.message.plan
-        request.state = "filling"
-        is_cached = message.cache == "use" and self._instance.model.is_reuse_safe
-        matched = plan.matched if is_cached else []
-        ask = Prefill(
-            request_id=message.request_id,
-            model=message.model,
-            namespace=message.namespace,
-            tokens=message.tokens,
-            hashes=message.hashes,
-            sampling=message.sampling,
-            matched=matched,
-            put_target=plan.put_target if is_cached else None,
-            cache=message.cache,
-            tenant=message.tenant,
-        )
-        try:
-            request.prefill = self._channels.get(plan.prefill.control).request(
-                ask,
-                timeout_s=self._config.prefill_timeout_s,
-                on_reply=lambda reply: self._on_prefill_reply(request, reply),
-                on_part=lambda part: self._on_prefill_part(request, part),
-            )
-        except McError as error:
-            self._fail(request, error)
-            return
-        self._start_load(request, matched)
-
-    def _start_load(self, request: Request, matched: list[BlockLocation]) -> None:
-        slot = request.slot
-        assert slot is not None
-        block_tokens = self._instance.geometry.block_tokens
-        usable = min(len(matched), (request.num_prompt_tokens - 1) // block_tokens)
-        if not usable:
-            return
-        load = request.load = PrefixLoad(
-            self._reader,
-            matched[:usable],
-            lambda layer, half, count: self._instance.half(slot, layer, half, count),
-            block_tokens=block_tokens,
-            timeout_s=_LOAD_TIMEOUT_S,
-        )
-        request.holders.add("load")
-
-        def run() -> None:
-            load.run()
-            self._loop.call_soon_threadsafe(self._on_loaded, request)
-
-        self._effects.load.submit(run)
-
-    def _on_loaded(self, request: Request) -> None:
-        assert request.load is not None
-        self.metrics.loaded_bytes.inc(request.load.loaded_bytes)
-        request.holders.discard("load")
-        self._advance(request)
-
-    def _on_prefill_part(self, request: Request, part: Part) -> None:
-        if request.state != "filling":
-            return
-        match part:
-            case PrefillStarted():
-                request.source, request.row_bytes = part.kv, part.bytes_per_token_row
-            case LayersReady():
-                self._pull(request, part)
-            case Tokens():
-                return
-
-    def _pull(self, request: Request, ready: LayersReady) -> None:
-        try:
-            self._puller.pull(request, ready)
-        except ProtocolError as error:
-            self._fail(request, error)
-
-    def _on_pulled(self, request: Request, num_bytes: int, error: McError | None) -> None:
-        request.num_pulls -= 1
-        if error is None:
-            request.pulled_bytes += num_bytes
-            self.metrics.pulled_bytes.inc(num_bytes)
-        elif request.state == "filling":
-            prefill = request.message.plan.prefill
-            self._fail(
-                request, TransferError(f"KV from prefill node {prefill.node}: {error.message}")
-            )
-        self._advance(request)
-
-    def _on_prefill_reply(self, request: Request, reply: Reply | McError) -> None:
-        if request.state != "filling":
-            return
-        if not isinstance(reply, PrefillReply):
-            node = request.message.plan.prefill.node
-            if isinstance(reply, McError):
-                self._fail(request, type(reply)(f"prefill node {node}: {reply}"))
-            else:
-                self._fail(
-                    request, ProtocolError(f"prefill node {node} sent {type(reply).__name__}")
-                )
-            return
-        request.reply = reply
-        request.first_token_s = self._loop.clock()
+    def _on_first_token(self, request: Request) -> None:
+        reply, sampling = request.reply, request.message.sampling
+        assert reply is not None
         self.metrics.first_token.observe(request.first_token_s - request.arrived_s)
-        sampling = request.message.sampling
-        is_eos = reply.first_token in self._instance.model.eos_token_ids and not sampling.ignore_eos
-        finish: FinishReason | None = "stop" if is_eos else None
-        if finish is None and sampling.max_tokens == 1:
+        finish: FinishReason | None = None
+        if reply.first_token in self._instance.model.eos_token_ids and not sampling.ignore_eos:
+            finish = "stop"
+        elif sampling.max_tokens == 1:
             finish = "length"
         self._take_token(request, reply.first_token, finish)
-        if finish is not None:
-            self._tell_prefill(request, Pulled(request_id=request.message.request_id))
-        self._advance(request)
 
-    def _advance(self, request: Request) -> None:
-        """Whatever ended just now: see whether all KV is there, or whether the slot may go."""
-        if (
-            request.state == "filling"
-            and request.reply is not None
-            and "load" not in request.holders
-        ):
-            self._pull_gap(request)
-            if request.is_filled():
-                request.state = "decoding"
-                request.filled_s = self._loop.clock()
-                self._tell_prefill(request, Pulled(request_id=request.message.request_id))
-                request.holders.add("engine")
-                self._effects.join(request)
+    def _on_filled(self, request: Request) -> None:
+        request.state = "decoding"
+        request.holders.add("engine")
+        self._effects.join(request)
+
+    def _on_copied(self, request: Request, pulled_bytes: int, loaded_bytes: int) -> None:
+        self.metrics.pulled_bytes.inc(pulled_bytes)
+        self.metrics.loaded_bytes.inc(loaded_bytes)
         self._release_if_idle(request)
-
-    def _pull_gap(self, request: Request) -> None:
-        """What the pool did not give us and prefill did not compute, prefill has loaded."""
-        if request.is_gap_pulled or request.reply is None:
-            return
-        request.is_gap_pulled = True
-        start, end = request.loaded_tokens(), request.reply.num_reused_tokens
-        if start < end:
-            last_layer = self._instance.geometry.num_layers - 1
-            self._pull(
-                request, LayersReady(first_layer=0, last_layer=last_layer, start=start, end=end)
-            )
 
     def _take_token(self, request: Request, token: int, finish: FinishReason | None) -> None:
         request.tokens.append(token)
@@ -348,12 +211,15 @@ class Requests:
         if request.state == "ended":
             return
         assert request.reply is not None
-        was_decoding = request.state == "decoding"
-        request.state = "ended"
-        if was_decoding:
+        state, request.state = request.state, "ended"
+        if state == "decoding":
             self._effects.leave(request)
-        if was_decoding and finish != "cancelled":
-            self._publish(request)
+            if finish != "cancelled":
+                self._publish(request)
+        elif finish == "cancelled":
+            self._filling.stop(request)
+        else:
+            self._filling.release_prefill(request)
         timing = request.timing(self._loop.clock())
         request.call.reply(
             GenerateReply(
@@ -383,15 +249,12 @@ class Requests:
     def _fail(self, request: Request, error: McError) -> None:
         if request.state == "ended":
             return
-        if request.state == "decoding":
+        state, request.state = request.state, "ended"
+        if state == "decoding":
             self._effects.leave(request)
-        request.state = "ended"
-        if request.prefill is not None:
-            request.prefill.cancel()
-            self._tell_prefill(request, Cancel(request_id=request.message.request_id))
-        if request.load is not None:
-            request.load.cancel()
-        if request in self._waiting:
+        elif state == "filling":
+            self._filling.stop(request)
+        elif request in self._waiting:
             self._waiting.remove(request)
         request.call.fail(error)
         self.metrics.requests.labels("failed").inc()
@@ -421,15 +284,6 @@ class Requests:
 
         self._publisher.offer(target, blocks, on_done)
 
-    def _tell_prefill(self, request: Request, message: Message) -> None:
-        """Best effort: a prefill node that does not hear it gives the slot up by its own deadline."""
-        if request.slot is None:
-            return
-        try:
-            self._channels.get(request.message.plan.prefill.control).post(message)
-        except McError as error:
-            log.debug("prefill not told why=%s", error)
-
     def _let_go(self, request: Request, holder: Holder) -> None:
         request.holders.discard(holder)
         self._release_if_idle(request)
@@ -441,4 +295,4 @@ class Requests:
         if request.slot is not None:
             slot, request.slot = request.slot, None
             self._instance.release(slot)
-            self._start_waiting()
+        self._start_waiting()

@@ -284,6 +284,7 @@ class Jobs:
             if job in self._waiting:
                 self._waiting.remove(job)
             self._jobs.pop(job.request.request_id, None)
+            self._start_waiting()
             return
         self._instance.generations.advance(job.slot.index)
         if self._effects.withdraw(job):
