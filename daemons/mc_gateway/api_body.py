@@ -138,6 +138,8 @@ def decode_field(raw: msgspec.Raw, decoder: msgspec.json.Decoder[Value], param: 
         return decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise bad_request(f"{param}: {error}", param, "invalid_type") from None
+    except RecursionError:
+        raise bad_request(f"{param} nests too deep", param, "invalid_type") from None
 
 
 def _explained(message: str, kind: type[msgspec.Struct]) -> ApiError:

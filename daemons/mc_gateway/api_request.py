@@ -97,7 +97,7 @@ def prompts(body: CompletionBody) -> list[str | list[int]]:
         raise bad_request(f"prompt lists more than {MAX_PROMPT_IDS} items", "prompt")
     try:
         given = _decode_prompt(raw)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:  # text that is no UTF-8 is only found here
         raise bad_request(f"prompt: {error}", "prompt", "invalid_type") from None
     if isinstance(given, str):
         return [given]

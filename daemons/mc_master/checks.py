@@ -2,13 +2,23 @@
 
 from daemons.core.errors import ProtocolError
 from daemons.protocol.block import Report
-from daemons.protocol.node import ModelDescription, NodeDescription
+from daemons.protocol.node import Join, ModelDescription, NodeDescription
 from daemons.protocol.request import Schedule
 
 MAX_NODE_BYTES = 1 << 50
 """1 PiB lent by one node; sums over all nodes still fit the wire's 64 bits."""
 MAX_TOKENS = 1 << 31
 MAX_SEQUENCE = 1 << 62
+MAX_INCARNATION = 1 << 62
+"""A master that met one steps down and comes back above it, which must still fit the wire."""
+
+
+def check_join(message: Join) -> None:
+    if not 0 <= message.incarnation_seen <= MAX_INCARNATION:
+        raise ProtocolError(
+            f"node {message.node.node} has seen incarnation {message.incarnation_seen}"
+        )
+    check_node(message.node)
 
 
 def check_node(node: NodeDescription) -> None:

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from daemons.conductor.membership import Member, Transition
 from daemons.core.ids import NodeId
-from daemons.mc_master.checks import check_node
+from daemons.mc_master.checks import check_join
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.node import (
@@ -81,7 +81,7 @@ class MembershipHandlers:
     def _join(self, call: Call, message: Join) -> None:
         state = self._state
         node = message.node
-        check_node(node)
+        check_join(message)
         if message.incarnation_seen > state.incarnation:
             # Not obeyed and not admitted: whatever we believe is older than what the cluster knows.
             state.out.step_down(message.incarnation_seen)

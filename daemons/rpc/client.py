@@ -141,7 +141,7 @@ class Channel:
         try:
             socket.connect(self.endpoint)
         except zmq.ZMQError as error:
-            self._lose(f"cannot connect to {self.endpoint}: {zmq.strerror(error.errno or 0)}")
+            self._lose_soon(f"cannot connect to {self.endpoint}: {zmq.strerror(error.errno or 0)}")
             return
         self._connect_timer = self.loop.call_later(CONNECT_TIMEOUT_S, self._on_connect_timeout)
 
@@ -152,7 +152,7 @@ class Channel:
         frames = [header.pack(), encode(message)]
         if self.is_connected:
             self._send_frames(frames)
-        else:
+        elif self._socket is not None:
             self._outbox.append(frames)
 
     def _send_frames(self, frames: list[bytes]) -> None:
@@ -160,7 +160,7 @@ class Channel:
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            self._lose(f"{self.endpoint} is gone, or has stopped reading")
+            self._lose_soon(f"{self.endpoint} is gone, or has stopped reading")
 
     def _on_monitor(self) -> None:
         monitor = self._monitor
@@ -253,6 +253,18 @@ class Channel:
         self._drop_socket()
         self._fail_pending(family(why))
 
+    def _lose_soon(self, why: str) -> None:
+        """Found in the middle of `request`: whoever asks must not hear of it before it returns."""
+        self._drop_socket()
+        self.loop.call_later(0.0, self._fail_these, list(self._pending), Unavailable(why))
+
+    def _fail_these(self, request_ids: list[int], error: McError) -> None:
+        for request_id in request_ids:
+            request = self._pending.pop(request_id, None)
+            if request is not None:
+                request.timer.cancel()
+                request.on_reply(error)
+
     def _drop_socket(self) -> None:
         self.is_connected = False
         self._outbox.clear()
@@ -269,10 +281,7 @@ class Channel:
             socket.close()
 
     def _fail_pending(self, error: McError) -> None:
-        pending, self._pending = self._pending, {}
-        for request in pending.values():
-            request.timer.cancel()
-            request.on_reply(error)
+        self._fail_these(list(self._pending), error)
 
 
 def _ignore(_: Reply | McError) -> None:

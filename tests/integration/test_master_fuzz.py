@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from daemons.config.mc_master import MasterConfig, NodeSection
 from daemons.core.errors import ConfigError
-from daemons.core.ids import NodeId
+from daemons.core.ids import Incarnation, NodeId
 from daemons.mc_master.app import MasterApp
 from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
 from daemons.protocol.base import Ping
+from daemons.protocol.failure import Failure
 from daemons.protocol.messages import MasterRequest, Request, decode_incoming, encode
 from daemons.protocol.node import Join, NodeDescription, Role
 from daemons.rpc.framing import Header, Kind, unpack_header
@@ -98,6 +99,15 @@ def test_random_frames(wire: Wire, sent: list[list[bytes]]) -> None:
     for message in sent:
         wire.send(*message)
     wire.settle()
+
+
+@pytest.mark.parametrize("seen", [1 << 63, (1 << 64) - 1, (1 << 62) + 1, -1])
+def test_an_incarnation_nobody_could_come_back_above_is_refused(wire: Wire, seen: int) -> None:
+    """Kept on disk it would end every later start; the wire carries 64 bits."""
+    wire.request(Join(node=wire.app.state.description, incarnation_seen=Incarnation(seen)))
+    (answer,) = wire.settle()
+    assert isinstance(answer, Failure)
+    assert answer.code == "protocol"
 
 
 @LOOSE

@@ -1,6 +1,7 @@
 """Bodies: what is obeyed, what is refused and by which name."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +45,32 @@ def refused(**fields: object) -> ApiError:
         check(**fields)
     assert caught.value.status == 400
     return caught.value
+
+
+def test_text_that_is_no_utf8_is_the_clients_error() -> None:
+    body = parse_body(b'{"model": "m", "prompt": "\xff"}', CompletionBody)
+    with pytest.raises(ApiError) as caught:
+        prompts(body)
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    "name", ["response_format", "chat_template_kwargs", "modalities", "tools", "metadata"]
+)
+def test_nesting_to_any_depth_is_the_clients_error_or_fine(name: str) -> None:
+    """A field kept raw is decoded at another depth of the stack than where it was skipped over."""
+    limit = sys.getrecursionlimit()
+    statuses = set()
+    for depth in range(limit - 200, limit + 20):
+        nested = '{"type": "text", "a": ' + "[" * depth + "]" * depth + "}"
+        raw = f'{{"model": "m", "messages": [{json.dumps(USER)}], "{name}": {nested}}}'.encode()
+        try:
+            body = parse_body(raw, ChatBody)
+            template_variables(body)
+            chat_options(body)
+        except ApiError as error:
+            statuses.add(error.status)
+    assert statuses == {400}
 
 
 def test_defaults_are_openais() -> None:

@@ -220,6 +220,40 @@ def test_pending_requests_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert bench.channel.num_pending == 5
 
 
+@pytest.mark.parametrize("endpoint", ["nonsense", "tcp://127.0.0.1", "tcp://127.0.0.1:x"])
+def test_a_request_that_cannot_be_sent_fails_after_it_was_made(bench: Bench, endpoint: str) -> None:
+    """A callback in the middle of `request` would find its caller half done."""
+    got: list[Reply | McError] = []
+    channel = Channel(bench.loop, endpoint)
+    channel.request(CacheStat(), timeout_s=5, on_reply=got.append)
+    cancelled = channel.request(CacheStat(), timeout_s=5, on_reply=got.append)
+    assert not got
+    cancelled.cancel()
+    assert bench.loop.run_until(lambda: bool(got), 2)
+    bench.loop.run_once(0.05)
+    assert [type(reply) for reply in got] == [Unavailable]
+    assert channel.num_pending == 0
+    channel.close()
+
+
+def test_a_peer_that_does_not_read_fails_requests_after_they_were_made(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.ask(Ping())
+
+    def is_full(*_: object) -> None:
+        raise zmq.Again
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", is_full)
+    got = bench.ask(CacheStat(), wait=False)
+    assert not got.replies
+    monkeypatch.undo()
+    assert bench.loop.run_until(lambda: bool(got.replies), 2)
+    assert isinstance(got.error, Unavailable)
+    bench.handle = lambda call: call.reply(Ok())
+    assert bench.ask(CacheStat()).replies == [Ok()]
+
+
 def test_closed_channel_fails_its_requests_and_takes_no_more(bench: Bench) -> None:
     got = bench.ask(CacheStat(), wait=False)
     bench.channel.close()
