@@ -7,14 +7,16 @@ from daemons.protocol.base import Record
 class DataAddress(Record, frozen=True, kw_only=True):
     """Where a process's Transfer Engine can be reached.
 
-    `unix_path` serves peers with the same `host_id` (they map regions), `tcp` ("host:port") all others.
-    `epoch` is the life of the process: a descriptor of an older one is refused.
+    `unix_path` serves peers with the same `host_id` (they map regions), `tcp` ("host:port") all others; `rdma`
+    ("host:port", empty without RDMA) is where queue pairs are set up. `epoch` is the life of the process: a
+    descriptor of an older one is refused.
     """
 
     host_id: HostId
     unix_path: str
     tcp: str
     epoch: Epoch
+    rdma: str = ""
 
 
 class RegionRef(Record, frozen=True, kw_only=True):

@@ -1,0 +1,8 @@
+"""READ and WRITE over RDMA verbs (pyverbs): queue pairs, keys, paths over several devices."""
+
+from daemons.transfer.transports.rdma.device import why_unavailable
+from daemons.transfer.transports.rdma.queue_pair import Retries
+from daemons.transfer.transports.rdma.transport import RdmaTransport
+from daemons.transfer.transports.rdma.verbs import RdmaUnavailable
+
+__all__ = ["RdmaTransport", "RdmaUnavailable", "Retries", "why_unavailable"]

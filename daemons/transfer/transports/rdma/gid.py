@@ -1,0 +1,53 @@
+"""Which entry of a port's GID table to talk from: pure, so that tables of real servers can be tested as text."""
+
+import ipaddress
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+SYSFS = Path("/sys/class/infiniband")
+_EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
+_ROCE_V2 = "RoCE v2"
+
+
+class Gid(NamedTuple):
+    number: int
+    value: str
+    kind: str
+    """ "IB/RoCE v1" or "RoCE v2", as sysfs says."""
+
+
+def read_gids(device: str, port: int, root: Path = SYSFS) -> list[Gid]:
+    """The table as sysfs shows it; entries that cannot be read (EINVAL: never set) are left out."""
+    folder = root / device / "ports" / str(port)
+    found = []
+    for path in (folder / "gids").iterdir() if (folder / "gids").is_dir() else ():
+        try:
+            value = path.read_text().strip()
+            kind = (folder / "gid_attrs" / "types" / path.name).read_text().strip()
+        except OSError:
+            continue
+        found.append(Gid(int(path.name), value, kind))
+    return sorted(found)
+
+
+def choose_gid(gids: Iterable[Gid], *, is_ethernet: bool) -> Gid | None:
+    """Ethernet: RoCE v2, best with an IPv4 address, link-local only if there is nothing else. InfiniBand: the first."""
+    usable = [gid for gid in gids if gid.value != _EMPTY]
+    if not is_ethernet:
+        return usable[0] if usable else None
+    ranked = [gid for gid in usable if gid.kind == _ROCE_V2]
+    return min(ranked, key=lambda gid: (_rank(gid.value), gid.number), default=None)
+
+
+def common_bits(one: str, other: str) -> int:
+    """Length of the common prefix of two GIDs: who shares more bits is nearer, in want of netmasks."""
+    differ = int(ipaddress.IPv6Address(one)) ^ int(ipaddress.IPv6Address(other))
+    return 128 - differ.bit_length()
+
+
+def _rank(value: str) -> int:
+    address = ipaddress.IPv6Address(value)
+    if address.ipv4_mapped is not None:
+        return 0
+    return 2 if address.is_link_local else 1

@@ -1,0 +1,294 @@
+"""The control port: makes queue pairs for peers and tells them keys. One thread.
+
+A peer's queue pairs live as long as its connection: when the peer dies, or a region it opened goes away, they are
+destroyed, and nothing the peer has under way can touch this process's memory any more.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from daemons.core.errors import McError, ProtocolError
+from daemons.core.ids import Epoch
+from daemons.transfer.transports.rdma import messages
+from daemons.transfer.transports.rdma.device import Device
+from daemons.transfer.transports.rdma.messages import (
+    Connect,
+    Disconnect,
+    Done,
+    Hello,
+    HelloReply,
+    OpenRegion,
+    OpenRegionReply,
+    Refused,
+)
+from daemons.transfer.transports.rdma.queue_pair import QueuePair, Retries
+from daemons.transfer.transports.rdma.registration import RegistrationTable
+from daemons.transfer.transports.rdma.verbs import load
+
+log = logging.getLogger(__name__)
+
+_MAX_CONNECTIONS = 256
+_MAX_QUEUE_PAIRS = 2048
+_MAX_QUEUE_PAIRS_EACH = 64
+_HELLO_TIMEOUT_S = 5.0
+_KEEPALIVE = (
+    (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
+    (socket.TCP_KEEPIDLE, socket.IPPROTO_TCP, 5),
+    (socket.TCP_KEEPINTVL, socket.IPPROTO_TCP, 2),
+    (socket.TCP_KEEPCNT, socket.IPPROTO_TCP, 3),
+    (socket.TCP_USER_TIMEOUT, socket.IPPROTO_TCP, 11_000),
+    (socket.TCP_NODELAY, socket.IPPROTO_TCP, 1),
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    sock: socket.socket
+    since_s: float
+    frame: bytearray = field(default_factory=bytearray)
+    epoch: int | None = None
+    """The caller's own, once it has said hello."""
+    queue_pairs: dict[int, QueuePair] = field(default_factory=dict)
+    opened: set[int] = field(default_factory=set)
+
+
+class ControlListener:
+    """Serves until `close`. The socket becomes its own."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        devices: Sequence[Device],
+        registrations: RegistrationTable,
+        listener: socket.socket,
+        retries: Retries,
+    ) -> None:
+        self._epoch = epoch
+        self._devices = devices
+        self._registrations = registrations
+        self._retries = retries
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._callers: set[_Caller] = set()
+        self._is_closing = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_in, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="mc-rdma-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_queue_pairs(self) -> int:
+        """Made for peers and alive."""
+        return sum(len(caller.queue_pairs) for caller in list(self._callers))
+
+    def forget_region(self, region_id: int) -> None:
+        """Cut off every peer that has keys of it. On return none of their work can touch any memory here."""
+        self._cut(lambda caller: region_id in caller.opened)
+
+    def forget_peer(self, epoch: Epoch) -> None:
+        """Cut off one process, stopped or not: the fence against WRITEs of a peer that was given up."""
+        self._cut(lambda caller: caller.epoch == epoch)
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._wake_out.send(b"\0")
+        self._thread.join()
+        for caller in list(self._callers):
+            self._drop(caller)
+        for sock in (self._listener, self._wake_in, self._wake_out):
+            sock.close()
+        self._selector.close()
+
+    def _cut(self, is_meant: Callable[[_Caller], bool]) -> None:
+        with self._lock:
+            for caller in list(self._callers):
+                if is_meant(caller):
+                    _destroy_queue_pairs(caller)
+                    _shut(caller.sock)  # the port's thread sees the end of it and drops the rest
+
+    # The port's own thread.
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            for key, _ in self._selector.select(timeout=1.0):
+                if key.data is not None:
+                    self._receive(key.data)
+                elif key.fileobj is self._listener:
+                    self._accept()
+            self._drop_silent()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._callers) >= _MAX_CONNECTIONS:
+            sock.close()
+            return
+        sock.setblocking(False)
+        set_keepalive(sock)
+        caller = _Caller(sock, time.monotonic())
+        with self._lock:
+            self._callers.add(caller)
+        self._selector.register(sock, selectors.EVENT_READ, caller)
+
+    def _receive(self, caller: _Caller) -> None:
+        try:
+            received = caller.sock.recv(65536)
+            if not received:
+                raise ConnectionResetError
+            caller.frame += received
+            for payload in _take_frames(caller.frame):
+                reply = self._answer(caller, messages.decode_request(payload))
+                caller.sock.sendall(messages.encode(reply))
+        except BlockingIOError:
+            # Nothing to read; or a peer that reads no replies, which it has to pay for.
+            if caller.frame:
+                return
+            self._drop(caller)
+        except (OSError, ProtocolError) as error:
+            log.debug("rdma control connection ended why=%s", error)
+            self._drop(caller)
+
+    def _drop(self, caller: _Caller) -> None:
+        with self._lock:
+            self._callers.discard(caller)
+            _destroy_queue_pairs(caller)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(caller.sock)
+        caller.sock.close()
+
+    def _drop_silent(self) -> None:
+        oldest = time.monotonic() - _HELLO_TIMEOUT_S
+        for caller in [c for c in self._callers if c.epoch is None and c.since_s < oldest]:
+            self._drop(caller)
+
+    def _answer(self, caller: _Caller, request: messages.Request) -> messages.Reply:
+        with self._lock:
+            try:
+                _check_greeted(caller, request)
+                match request:
+                    case Hello():
+                        return self._greet(caller, request)
+                    case Connect():
+                        return self._connect(caller, request)
+                    case Disconnect():
+                        queue_pair = caller.queue_pairs.pop(request.number, None)
+                        if queue_pair is not None:
+                            queue_pair.close()
+                        return Done()
+                    case OpenRegion():
+                        return self._open_region(caller, request)
+            except ProtocolError:
+                raise
+            except McError as error:
+                return Refused(message=error.message)
+
+    def _greet(self, caller: _Caller, request: Hello) -> messages.Reply:
+        if request.epoch != self._epoch:
+            return Refused(
+                message="the descriptor is of an earlier life of this process", is_stale=True
+            )
+        caller.epoch = request.caller_epoch
+        return HelloReply(devices=[device.address for device in self._devices])
+
+    def _connect(self, caller: _Caller, request: Connect) -> messages.Reply:
+        if not 0 <= request.device_index < len(self._devices):
+            return Refused(message=f"there is no device {request.device_index}")
+        if len(caller.queue_pairs) >= _MAX_QUEUE_PAIRS_EACH:
+            return Refused(message=f"more than {_MAX_QUEUE_PAIRS_EACH} queue pairs for one peer")
+        if self.num_queue_pairs >= _MAX_QUEUE_PAIRS:
+            return Refused(message=f"all {_MAX_QUEUE_PAIRS} queue pairs are taken")
+        device = self._devices[request.device_index]
+        problem = _why_unfit(request, device)
+        if problem:
+            return Refused(message=problem)
+        verbs = load()
+        try:
+            queue_pair = QueuePair(device, depth=1)
+        except verbs.PyverbsError as error:
+            return Refused(message=f"{device.name} makes no queue pair: {error}")
+        try:
+            queue_pair.connect(
+                request.device,
+                request.queue_pair,
+                num_reads=request.num_reads,
+                retries=self._retries,
+            )
+        except verbs.PyverbsError as error:
+            queue_pair.close()
+            return Refused(message=f"{device.name} cannot reach {request.device.gid}: {error}")
+        caller.queue_pairs[queue_pair.address.number] = queue_pair
+        return messages.ConnectReply(queue_pair=queue_pair.address)
+
+    def _open_region(self, caller: _Caller, request: OpenRegion) -> messages.Reply:
+        registration = self._registrations.get(request.region_id)
+        if registration.why_not and not any(registration.mrs):
+            return Refused(message=registration.why_not)
+        caller.opened.add(request.region_id)
+        return OpenRegionReply(
+            address=registration.address,
+            size_bytes=registration.size_bytes,
+            chunk_bytes=registration.chunk_bytes,
+            keys=registration.remote_keys(),
+        )
+
+
+def _check_greeted(caller: _Caller, request: messages.Request) -> None:
+    if caller.epoch is None and not isinstance(request, Hello):
+        raise ProtocolError("no hello on an RDMA control connection")
+
+
+def set_keepalive(sock: socket.socket) -> None:
+    """A peer whose host died is noticed within some 11 s even when nothing is asked of it."""
+    for option, level, value in _KEEPALIVE:
+        sock.setsockopt(level, option, value)
+
+
+def _why_unfit(request: Connect, device: Device) -> str:
+    """What is wrong with a peer's numbers; they go into C structs next."""
+    peer, queue_pair = request.device, request.queue_pair
+    try:
+        ipaddress.IPv6Address(peer.gid)
+    except ValueError:
+        return f"{peer.gid!r} is no GID"
+    in_range = (
+        0 < queue_pair.number < 1 << 24
+        and 0 <= queue_pair.sequence < 1 << 24
+        and 1 <= peer.mtu <= 5
+        and 0 <= peer.lid < 1 << 16
+        and 1 <= request.num_reads <= device.address.max_reads
+    )
+    return "" if in_range else "a number of the queue pair is out of range"
+
+
+def _take_frames(frame: bytearray) -> list[bytes]:
+    """Whole payloads, taken off the front."""
+    payloads = []
+    while len(frame) >= messages.HEADER.size:
+        end = messages.HEADER.size + messages.payload_length(frame)
+        if len(frame) < end:
+            break
+        payloads.append(bytes(frame[messages.HEADER.size : end]))
+        del frame[:end]
+    return payloads
+
+
+def _destroy_queue_pairs(caller: _Caller) -> None:
+    while caller.queue_pairs:
+        caller.queue_pairs.popitem()[1].close()
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

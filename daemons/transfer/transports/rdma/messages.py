@@ -1,0 +1,146 @@
+"""What two engines say over a control connection to set up queue pairs and to hand out keys, and how it is framed.
+
+    frame  magic, length of the payload; payload: one msgpack message
+
+Keys open whole regions, so they travel only here. A reader treats every byte as hostile.
+"""
+
+import socket
+import struct
+
+import msgspec
+
+from daemons.core.errors import ProtocolError
+
+MAGIC = b"MCr1"
+HEADER = struct.Struct("<4sI")
+MAX_PAYLOAD_BYTES = 1 << 20
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower):
+    """Fields are added with a default; never renamed, retyped or reused."""
+
+
+class DeviceAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """A port as its peer must know it. `mtu` is the verbs code (5: 4096 bytes)."""
+
+    name: str
+    gid: str
+    lid: int
+    mtu: int
+    is_ethernet: bool
+    max_reads: int
+    """READs it can serve at once on one queue pair."""
+    max_reads_out: int
+    """READs it can have under way on one queue pair."""
+
+
+class QueuePairAddress(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    sequence: int
+    """First packet sequence number, 24 bits."""
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """First on a connection. `epoch` is the life of the peer that the caller means."""
+
+    epoch: int
+    caller_epoch: int
+
+
+class HelloReply(_Message, frozen=True, kw_only=True):
+    devices: list[DeviceAddress]
+
+
+class Connect(_Message, frozen=True, kw_only=True):
+    """Make a queue pair on your device `device_index` for mine, ready to serve."""
+
+    device_index: int
+    device: DeviceAddress
+    queue_pair: QueuePairAddress
+    num_reads: int
+
+
+class ConnectReply(_Message, frozen=True, kw_only=True):
+    queue_pair: QueuePairAddress
+
+
+class Disconnect(_Message, frozen=True, kw_only=True):
+    """Destroy the queue pair with your number `number`; once answered, nothing can arrive over it any more."""
+
+    number: int
+
+
+class OpenRegion(_Message, frozen=True, kw_only=True):
+    region_id: int
+
+
+class OpenRegionReply(_Message, frozen=True, kw_only=True):
+    """`keys[i]` are device i's, one for each `chunk_bytes` of the region; none where it could not register it."""
+
+    address: int
+    size_bytes: int
+    chunk_bytes: int
+    keys: list[list[int]]
+
+
+class Done(_Message, frozen=True, kw_only=True):
+    pass
+
+
+class Refused(_Message, frozen=True, kw_only=True):
+    """`is_stale`: the caller means another life of this process."""
+
+    message: str
+    is_stale: bool = False
+
+
+Request = Hello | Connect | Disconnect | OpenRegion
+Reply = HelloReply | ConnectReply | OpenRegionReply | Done | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def encode(message: Request | Reply) -> bytes:
+    payload = _encoder.encode(message)
+    return HEADER.pack(MAGIC, len(payload)) + payload
+
+
+def payload_length(header: bytes | bytearray) -> int:
+    """Bytes after the header; raises ProtocolError for what no peer of ours sends."""
+    magic, length = HEADER.unpack_from(header)
+    if magic != MAGIC or not 0 < length <= MAX_PAYLOAD_BYTES:
+        raise ProtocolError("not an RDMA control frame")
+    return int(length)
+
+
+def decode_request(payload: bytes | bytearray | memoryview) -> Request:
+    try:
+        return _decode_request(payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not an RDMA control request: {error}") from error
+
+
+def decode_reply(payload: bytes | bytearray) -> Reply:
+    try:
+        return _decode_reply(payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not an RDMA control reply: {error}") from error
+
+
+def receive_reply(sock: socket.socket) -> Reply:
+    """One whole reply, within the socket's timeout for each read."""
+    header = _receive_exactly(sock, HEADER.size)
+    return decode_reply(_receive_exactly(sock, payload_length(header)))
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = sock.recv(count - len(parts))
+        if not part:
+            raise ConnectionResetError("the peer closed the control connection")
+        parts += part
+    return bytes(parts)

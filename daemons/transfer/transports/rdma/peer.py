@@ -1,0 +1,255 @@
+"""A process whose memory is read: its control connection, its devices and paths to them, and the keys it told.
+
+The connection is kept: its end says that the peer died, or took away a region it had told keys of; either way its
+queue pairs are gone, and this object with it.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from daemons.core.errors import ProtocolError, TransferError, Unavailable
+from daemons.core.ids import Epoch
+from daemons.protocol.segment import DataAddress
+from daemons.transfer.transports.base import StaleEpoch, Unreachable, describe
+from daemons.transfer.transports.rdma import messages
+from daemons.transfer.transports.rdma.device import Device
+from daemons.transfer.transports.rdma.gid import common_bits
+from daemons.transfer.transports.rdma.listener import set_keepalive
+from daemons.transfer.transports.rdma.messages import DeviceAddress, OpenRegionReply
+from daemons.transfer.transports.rdma.queue_pair import MAX_DEPTH, QueuePair, Retries
+from daemons.transfer.transports.rdma.verbs import load
+from daemons.transfer.transports.tcp import split_endpoint
+
+_CONNECT_TIMEOUT_S = 2.0
+_CALL_TIMEOUT_S = 5.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+
+
+class PeerLost(Unavailable):
+    """The control connection ended: the peer died, or cut this process off. A new connection tells which."""
+
+
+@dataclass(slots=True, eq=False)
+class Path:
+    """From one device here to one of the peer's. Paused after a failure, longer each time; a success resets that."""
+
+    device_index: int
+    peer_device_index: int
+    outstanding_bytes: int = 0
+    paused_until_s: float = 0.0
+    num_failures: int = 0
+    why: str = ""
+    num_open: int = 0
+    idle: list["Endpoint"] = field(default_factory=list)
+
+    def is_usable(self) -> bool:
+        return time.monotonic() >= self.paused_until_s
+
+    def fail(self, why: str) -> None:
+        pause_s = min(_FIRST_PAUSE_S * 2**self.num_failures, _LONGEST_PAUSE_S)
+        self.num_failures = min(self.num_failures + 1, 16)
+        self.paused_until_s = time.monotonic() + pause_s
+        self.why = why
+
+    def succeed(self) -> None:
+        if self.num_failures:
+            self.num_failures = 0
+            self.paused_until_s = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """A connected queue pair, used by one transfer at a time."""
+
+    peer: "Peer"
+    path: Path
+    queue_pair: QueuePair
+    peer_number: int
+    num_reads: int
+    is_leased: bool = True
+    scratch: int = 0
+    """Slot of registered memory for a generation word."""
+
+
+class Peer:
+    """Thread safe. `close` once no endpoint of it is in use."""
+
+    def __init__(
+        self, address: DataAddress, caller_epoch: Epoch, devices: Sequence[Device], timeout_s: float
+    ) -> None:
+        self.name = describe(address)
+        self.epoch = address.epoch
+        self.is_lost = False
+        self._devices = devices
+        self._lock = threading.Lock()
+        self._regions: dict[int, OpenRegionReply] = {}
+        self._num_unread = 0
+        self._sock = _connect(address, min(timeout_s, _CONNECT_TIMEOUT_S))
+        try:
+            reply = self._call(messages.Hello(epoch=address.epoch, caller_epoch=caller_epoch))
+        except PeerLost as error:
+            raise Unreachable(error.message) from error
+        except BaseException:
+            self._sock.close()
+            raise
+        if not isinstance(reply, messages.HelloReply):
+            raise ProtocolError(f"{self.name} gave no hello on its RDMA control port")
+        self._peer_devices = reply.devices
+        pairs = pair_devices([device.address for device in devices], reply.devices)
+        self.paths = [Path(device_index, peer_index) for device_index, peer_index in pairs]
+
+    def is_alive(self) -> bool:
+        """Must not wait: a peer that is being asked something counts as alive until that fails."""
+        if self.is_lost:
+            return False
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            self.is_lost = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            self.is_lost = True
+        finally:
+            self._lock.release()
+        return not self.is_lost
+
+    def region(self, region_id: int) -> OpenRegionReply:
+        """Where it lies and its keys, asked for once. Raises TransferError when the peer has no such region."""
+        known = self._regions.get(region_id)
+        if known is None:
+            reply = self._call(messages.OpenRegion(region_id=region_id))
+            if not isinstance(reply, OpenRegionReply) or reply.chunk_bytes <= 0:
+                raise ProtocolError(f"{self.name} did not say where region {region_id} lies")
+            num_chunks = -(-reply.size_bytes // reply.chunk_bytes)
+            if any(keys and len(keys) != num_chunks for keys in reply.keys):
+                raise ProtocolError(f"{self.name} told a wrong number of keys")
+            known = self._regions[region_id] = reply
+        return known
+
+    def connect(self, path: Path, retries: Retries) -> Endpoint:
+        """A new queue pair over this path. Raises TransferError when either end cannot."""
+        device = self._devices[path.device_index]
+        peer_device = self._peer_devices[path.peer_device_index]
+        num_reads = min(device.address.max_reads, device.address.max_reads_out)
+        num_reads = min(num_reads, peer_device.max_reads, peer_device.max_reads_out, MAX_DEPTH)
+        verbs = load()
+        try:
+            queue_pair = QueuePair(device)
+        except verbs.PyverbsError as error:
+            raise TransferError(f"{device.name} makes no queue pair: {error}") from error
+        request = messages.Connect(
+            device_index=path.peer_device_index,
+            device=device.address,
+            queue_pair=queue_pair.address,
+            num_reads=num_reads,
+        )
+        try:
+            reply = self._call_connect(request)
+            queue_pair.connect(peer_device, reply.queue_pair, num_reads=num_reads, retries=retries)
+        except (verbs.PyverbsError, ValueError, OverflowError) as error:
+            queue_pair.close()
+            raise TransferError(f"{device.name} cannot reach {peer_device.gid}: {error}") from error
+        except BaseException:
+            queue_pair.close()
+            raise
+        return Endpoint(self, path, queue_pair, reply.queue_pair.number, num_reads)
+
+    def disconnect(self, endpoint: Endpoint, *, confirms: bool) -> None:
+        """Have the peer destroy its end too. With `confirms` wait for it: a WRITE in the network then ends nowhere."""
+        request = messages.Disconnect(number=endpoint.peer_number)
+        try:
+            if confirms:
+                self._call(request)
+            else:
+                self._tell(request)
+        except (Unavailable, TransferError, ProtocolError):
+            self.is_lost = True  # it destroys its end when it sees the connection end
+            self._shut()
+
+    def close(self) -> None:
+        self.is_lost = True
+        self._sock.close()
+
+    def _call(self, request: messages.Request) -> messages.Reply:
+        with self._lock:
+            if self.is_lost:
+                raise PeerLost(f"{self.name} is gone")
+            try:
+                self._sock.settimeout(_CALL_TIMEOUT_S)
+                self._sock.sendall(messages.encode(request))
+                while self._num_unread:
+                    messages.receive_reply(self._sock)
+                    self._num_unread -= 1
+                reply = messages.receive_reply(self._sock)
+            except OSError as error:
+                self.is_lost = True
+                raise PeerLost(f"{self.name} is gone: {error}") from error
+            finally:
+                self._sock.settimeout(0)  # with a timeout, Python would wait before it looks
+        if isinstance(reply, messages.Refused):
+            message = f"{self.name}: {reply.message}"
+            raise (StaleEpoch if reply.is_stale else TransferError)(message)
+        return reply
+
+    def _call_connect(self, request: messages.Connect) -> messages.ConnectReply:
+        reply = self._call(request)
+        if not isinstance(reply, messages.ConnectReply):
+            raise ProtocolError(f"{self.name} did not connect a queue pair")
+        return reply
+
+    def _tell(self, request: messages.Request) -> None:
+        """Ask without waiting: the reply is read, and dropped, before the next one."""
+        with self._lock:
+            if self.is_lost:
+                raise PeerLost(f"{self.name} is gone")
+            try:
+                self._sock.sendall(messages.encode(request))
+            except OSError as error:
+                self.is_lost = True
+                raise PeerLost(f"{self.name} is gone: {error}") from error
+            self._num_unread += 1
+
+    def _shut(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+
+def pair_devices(
+    devices: Sequence[DeviceAddress], peers: Sequence[DeviceAddress]
+) -> list[tuple[int, int]]:
+    """For each device here the peer's nearest: same kind of link, longest common prefix, then spread evenly.
+
+    Devices of one rail share a subnet, so that their GIDs have more bits in common than those across rails.
+    """
+    num_taken = [0] * len(peers)
+    pairs = []
+    for index, device in enumerate(devices):
+        fitting = [i for i, peer in enumerate(peers) if peer.is_ethernet == device.is_ethernet]
+        if not fitting:
+            continue
+
+        def rank(i: int, gid: str = device.gid) -> tuple[int, int, int]:
+            return (-common_bits(gid, peers[i].gid), num_taken[i], i)
+
+        best = min(fitting, key=rank)
+        num_taken[best] += 1
+        pairs.append((index, best))
+    return pairs
+
+
+def _connect(address: DataAddress, timeout_s: float) -> socket.socket:
+    host, port = split_endpoint(address.rdma)
+    try:
+        sock = socket.create_connection((host, port), timeout=timeout_s)
+    except (OSError, ValueError) as error:  # ValueError: a host that can be no address
+        raise Unreachable(f"cannot connect to {describe(address)} for RDMA: {error}") from error
+    set_keepalive(sock)
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,182 @@
+"""Memory registered with the devices: what peers may read, and what READs may land in.
+
+One registration per region and device, in chunks, because pyverbs holds the GIL while it pins pages. A region that
+transfers of this process use is not given up under them.
+"""
+
+import bisect
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daemons.core.errors import TransferError, Unavailable
+from daemons.core.units import GIB
+from daemons.transfer.memory import Region
+from daemons.transfer.strided import ByteArray
+from daemons.transfer.transports.rdma.device import Device
+from daemons.transfer.transports.rdma.verbs import load
+
+CHUNK_BYTES = GIB
+"""Pinning this much takes some 20-100 ms of prefaulted pages on hardware: a pause other threads survive."""
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """Keys of one range of memory. `mrs[i]` are device i's, one per chunk; none where that device refused."""
+
+    array: ByteArray
+    address: int
+    chunk_bytes: int
+    mrs: list[list[Any]]
+    why_not: str = ""
+    num_users: int = 0
+    is_going: bool = False
+    local_keys: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.local_keys = [[int(mr.lkey) for mr in device_mrs] for device_mrs in self.mrs]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.array.nbytes
+
+    def remote_keys(self) -> list[list[int]]:
+        return [[int(mr.rkey) for mr in device_mrs] for device_mrs in self.mrs]
+
+    def has_keys(self, device_index: int) -> bool:
+        return bool(self.mrs[device_index])
+
+    def close(self) -> None:
+        """Closed exactly once each: pyverbs would not forgive a second time."""
+        for device_mrs in self.mrs:
+            while device_mrs:
+                device_mrs.pop().close()
+
+
+def register(
+    devices: Sequence[Device], array: ByteArray, *, access: int, chunk_bytes: int = CHUNK_BYTES
+) -> Registration:
+    """Register with every device; what a device refuses is left without keys, with the reason in `why_not`."""
+    verbs = load()
+    address = address_of(array)
+    all_mrs: list[list[Any]] = []
+    why_not = ""
+    for device in devices:
+        mrs: list[Any] = []
+        try:
+            for start in range(0, array.nbytes, chunk_bytes):
+                length = min(chunk_bytes, array.nbytes - start)
+                mrs.append(verbs.MR(device.domain, length, access, address=address + start))
+        except verbs.PyverbsError as error:
+            why_not = f"{device.name} cannot register {array.nbytes} bytes: {error}".strip()
+            while mrs:
+                mrs.pop().close()
+        all_mrs.append(mrs)
+    return Registration(array, address, chunk_bytes, all_mrs, why_not)
+
+
+def address_of(array: ByteArray) -> int:
+    # A quarter of the time of array.ctypes.data, and once per read.
+    return int(array.__array_interface__["data"][0])
+
+
+class RegistrationTable:
+    """Registered regions by id and by address. Thread safe."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+        self._condition = threading.Condition()
+        self._by_id: dict[int, Registration] = {}
+        self._starts: list[int] = []
+        self._by_start: list[Registration] = []
+
+    def add(self, region: Region, *, is_writable: bool) -> Registration:
+        """Peers may READ it, and WRITE it where `is_writable`. Slow: pins every page."""
+        verbs = load()
+        access = verbs.IBV_ACCESS_REMOTE_READ
+        if region.array.flags.writeable:
+            access |= verbs.IBV_ACCESS_LOCAL_WRITE
+            access |= verbs.IBV_ACCESS_REMOTE_WRITE if is_writable else 0
+        registration = register(self._devices, region.array, access=access)
+        with self._condition:
+            self._by_id[region.region_id] = registration
+            position = bisect.bisect(self._starts, registration.address)
+            self._starts.insert(position, registration.address)
+            self._by_start.insert(position, registration)
+        return registration
+
+    def get(self, region_id: int) -> Registration:
+        registration = self._by_id.get(region_id)
+        if registration is None or registration.is_going:
+            raise TransferError(f"region {region_id} is not registered")
+        return registration
+
+    @contextlib.contextmanager
+    def use(self, array: ByteArray) -> Iterator[Registration]:
+        """The registration that holds this local memory, kept while it is used; a passing one where none does.
+
+        A passing registration ends with the transfer: kept longer, it could outlive the memory, and the device
+        would go on writing to pages that are somebody else's by then.
+        """
+        registration = self._acquire(array)
+        if registration is None:
+            registration = register(self._devices, array, access=load().IBV_ACCESS_LOCAL_WRITE)
+            try:
+                yield registration
+            finally:
+                registration.close()
+            return
+        try:
+            yield registration
+        finally:
+            with self._condition:
+                registration.num_users -= 1
+                self._condition.notify_all()
+
+    def stop_use(self, region_id: int, timeout_s: float) -> None:
+        """No new user; wait for those there are. On `Unavailable` the region stays registered and usable."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._condition:
+            registration = self._by_id.get(region_id)
+            if registration is None:
+                return
+            registration.is_going = True
+            while registration.num_users:
+                if not self._condition.wait(max(deadline_s - time.monotonic(), 0)):
+                    registration.is_going = False
+                    raise Unavailable(
+                        f"region {region_id} is still the target of {registration.num_users} transfers "
+                        f"after {timeout_s:g} s; cancel them first"
+                    )
+
+    def remove(self, region_id: int) -> None:
+        """After `stop_use`. When it returns, the devices refuse all access to the region."""
+        with self._condition:
+            registration = self._by_id.pop(region_id, None)
+            if registration is None:
+                return
+            position = self._by_start.index(registration)
+            del self._starts[position], self._by_start[position]
+        registration.close()
+
+    def close(self) -> None:
+        for region_id in list(self._by_id):
+            self.remove(region_id)
+
+    def _acquire(self, array: ByteArray) -> Registration | None:
+        address = address_of(array)
+        with self._condition:
+            position = bisect.bisect(self._starts, address) - 1
+            if position < 0:
+                return None
+            registration = self._by_start[position]
+            end = registration.address + registration.size_bytes
+            if address + array.nbytes > end or not registration.array.flags.writeable:
+                return None
+            if registration.is_going:
+                raise TransferError("the local memory is being deregistered")
+            registration.num_users += 1
+            return registration
