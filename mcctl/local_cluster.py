@@ -7,6 +7,7 @@ A temporary cluster ends with the process that made it, however that ends; a per
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,7 +77,13 @@ class LocalCluster:
         self._is_temporary = is_temporary
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._sigterm = SigtermTrap()
-        self.plan = plan_cluster(options, directory, self._scratch(options))
+        scratch = self._scratch(options)
+        try:
+            self.plan = plan_cluster(options, directory, scratch)
+        except BaseException:
+            for path in scratch:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
         self._planned = {daemon.name: daemon for daemon in self.plan.daemons}
         owner = identify(os.getpid()) if is_temporary else None
         self.record = ClusterRecord(

@@ -247,6 +247,7 @@ class TestBadInput:
 
     def test_dtype_that_is_none(self, model: Path, home: dict[str, str]) -> None:
         self._refused(home, 78, "cluster", "up", "--model", str(model), "--dtype", "int4")
+        assert not _left(home)
 
     @pytest.mark.parametrize("role", ["master", "cachenode", "prefill", "decode", "gateway"])
     def test_daemon_refuses_an_unknown_key(self, role: str, tmp_path: Path) -> None:
