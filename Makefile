@@ -4,7 +4,7 @@
 # make clean        remove .venv and caches
 #
 # PYTHON=python3.12          another interpreter for .venv
-# TORCH_INDEX_URL=URL        where pip also looks for torch, e.g. the CPU wheels of pytorch.org
+# TORCH_INDEX_URL=URL        where pip also looks for torch, e.g. an index of CPU builds
 # QUICKSTART_ARGS, PYTEST_ARGS  passed on
 
 PYTHON ?= python3

@@ -9,27 +9,27 @@ class PrefillMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "mooncake_prefill_requests", "Prompts by outcome", ["outcome"], registry=self.registry
+            "mc_prefill_requests", "Prompts by outcome", ["outcome"], registry=self.registry
         )
         self.tokens = Counter(
-            "mooncake_prefill_tokens", "Prompt tokens by origin", ["origin"], registry=self.registry
+            "mc_prefill_tokens", "Prompt tokens by origin", ["origin"], registry=self.registry
         )
-        self.queued = Gauge("mooncake_prefill_queued", "Prompts not begun", registry=self.registry)
+        self.queued = Gauge("mc_prefill_queued", "Prompts not begun", registry=self.registry)
         self.free_tokens = Gauge(
-            "mooncake_prefill_free_tokens", "Free KV of the arena", registry=self.registry
+            "mc_prefill_free_tokens", "Free KV of the arena", registry=self.registry
         )
-        self.held = Gauge("mooncake_prefill_held_slots", "KV slots in use", registry=self.registry)
+        self.held = Gauge("mc_prefill_held_slots", "KV slots in use", registry=self.registry)
         self.loaded_bytes = Counter(
-            "mooncake_prefill_loaded_bytes", "KV read from the pool", registry=self.registry
+            "mc_prefill_loaded_bytes", "KV read from the pool", registry=self.registry
         )
         self.bad_blocks = Counter(
-            "mooncake_prefill_bad_blocks", "Reused blocks that failed", registry=self.registry
+            "mc_prefill_bad_blocks", "Reused blocks that failed", registry=self.registry
         )
         self.published = Counter(
-            "mooncake_prefill_published_blocks", "New blocks in the pool", registry=self.registry
+            "mc_prefill_published_blocks", "New blocks in the pool", registry=self.registry
         )
         self.compute = Histogram(
-            "mooncake_prefill_compute_seconds",
+            "mc_prefill_compute_seconds",
             "Model time of a prompt",
             buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
             registry=self.registry,

@@ -252,7 +252,7 @@ def _running_requests(http: httpx.Client, cluster: LocalCluster) -> int:
     for daemon in cluster.plan.daemons:
         if daemon.role == "decode":
             text = http.get(f"http://{daemon.tables['node']['metrics']}/metrics").text
-            line = next(x for x in text.splitlines() if x.startswith("mooncake_decode_running "))
+            line = next(x for x in text.splitlines() if x.startswith("mc_decode_running "))
             total += int(float(line.split()[1]))
     return total
 
