@@ -1,22 +1,48 @@
-"""How bytes move: registered regions, one-sided reads over shared memory or TCP, generations that fence them."""
+"""How bytes move: registered regions, READ and WRITE over shared memory or TCP, and what fences both."""
 
-from daemons.transfer.engine import Handle, TransferEngine
+from daemons.transfer.buffers import as_bytes
+from daemons.transfer.capability import BadCapability, Capability, Grant
+from daemons.transfer.engine import TransferEngine
 from daemons.transfer.generation import GenerationTable
-from daemons.transfer.memory import SharedMemory, allocate_shared, as_bytes, host_id
+from daemons.transfer.handle import Handle, SliceStatus
+from daemons.transfer.memory import SharedMemory, allocate_shared, host_id
+from daemons.transfer.notifications import Notification
 from daemons.transfer.prefault import prefault, prefault_in_background
+from daemons.transfer.regions import Pinned
 from daemons.transfer.strided import ByteArray, contiguous
-from daemons.transfer.transports.base import Read, ReadBatch, StaleEpoch, StaleGeneration
+from daemons.transfer.transports.base import (
+    Cancelled,
+    NotOver,
+    Read,
+    ReadBatch,
+    StaleEpoch,
+    StaleGeneration,
+    Write,
+    WriteBatch,
+)
+from daemons.transfer.view import View
 
 __all__ = [
+    "BadCapability",
     "ByteArray",
+    "Cancelled",
+    "Capability",
     "GenerationTable",
+    "Grant",
     "Handle",
+    "NotOver",
+    "Notification",
+    "Pinned",
     "Read",
     "ReadBatch",
     "SharedMemory",
+    "SliceStatus",
     "StaleEpoch",
     "StaleGeneration",
     "TransferEngine",
+    "View",
+    "Write",
+    "WriteBatch",
     "allocate_shared",
     "as_bytes",
     "contiguous",

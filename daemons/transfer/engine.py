@@ -1,78 +1,86 @@
-"""The Transfer Engine of one process: its regions, its data port, and READs from anyone's regions.
+"""The Transfer Engine of one process: its regions, its data port, and READs and WRITEs of anyone's regions.
 
-Transports are tried in order of reach: own memory, a mapped region on this host, TCP. Only READ exists; the owner
-of memory is the only one who writes it.
+Transports are tried in order of reach: own memory, a peer on this host, TCP. The store and the handoff only READ:
+the owner of memory is the one who writes it. WRITE is for users who agreed on a region by its access "read-write".
 """
 
 import dataclasses
-import socket
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from daemons.core.errors import ConfigError, Unavailable
-from daemons.core.ids import Epoch
-from daemons.protocol.segment import DataAddress, Generation, RegionRef
-from daemons.transfer.memory import Buffer, RegionTable, SharedMemory, host_id
-from daemons.transfer.transports.base import Read, ReadBatch, Transport, Unreachable, describe
+from daemons.core.errors import ConfigError, McError, TransferError, Unavailable
+from daemons.core.ids import Epoch, new_epoch
+from daemons.protocol.segment import DataAddress, Generation, RegionRef, Strided
+from daemons.transfer.buffers import Buffer
+from daemons.transfer.capability import Capability, CapabilityKey, Grant, Operation
+from daemons.transfer.handle import BatchStatus, Handle, state_after
+from daemons.transfer.listeners import listen
+from daemons.transfer.memory import Access, SharedMemory, host_id
+from daemons.transfer.notifications import MAX_MESSAGE_BYTES, Notification, Notifications
+from daemons.transfer.regions import RegionTable
+from daemons.transfer.strided import check_within
+from daemons.transfer.transports.access import AccessRules
+from daemons.transfer.transports.base import (
+    Read,
+    ReadBatch,
+    Transport,
+    Unreachable,
+    Write,
+    WriteBatch,
+    describe,
+)
 from daemons.transfer.transports.loopback import LoopbackTransport
-from daemons.transfer.transports.server import DataServer, ServerCounters
+from daemons.transfer.transports.server import DataServer
+from daemons.transfer.transports.service import ServerCounters, Service
 from daemons.transfer.transports.shm import ShmTransport
 from daemons.transfer.transports.tcp import TcpTransport
+from daemons.transfer.view import View, check_ranges
 
-_TRANSPORTS: dict[str, Callable[[], Transport]] = {
-    "shm": lambda: ShmTransport(host_id()),
-    "tcp": TcpTransport,
-}
-_NUM_SUBMIT_WORKERS = 2
-_MAX_UNIX_PATH = 107
-
-
-class Handle:
-    """A submitted batch list. Local memory may be reused once `wait` has returned or raised, not before."""
-
-    def __init__(self, future: Future[None], cancelled: threading.Event) -> None:
-        self._future = future
-        self._cancelled = cancelled
-
-    @property
-    def is_done(self) -> bool:
-        return self._future.done()
-
-    def cancel(self) -> None:
-        """Ask it to stop; `wait` then raises TransferError, unless it was done before."""
-        self._cancelled.set()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Raise what went wrong; `Unavailable` when it still runs after `timeout_s`."""
-        try:
-            self._future.result(timeout_s)
-        except FutureTimeoutError as error:
-            raise Unavailable(f"transfer still runs after {timeout_s:g} s") from error
+_SCHEMES = ("shm", "tcp")
+_NUM_SUBMIT_WORKERS = 4
+_DEREGISTER_GRACE_S = 0.05
+_DEREGISTER_TIMEOUT_S = 5.0
 
 
 class TransferEngine:
-    """Data plane of one process. Thread safe. `unix_dir` None or no "shm" among `transports`: TCP only."""
+    """Data plane of one process. Thread safe.
 
-    def __init__(
+    `unix_dir` None or no "shm" among `transports`: TCP only; it listens on nothing but what it is told. With
+    `secret`, daemons are the peers that know it, else processes of the same user on this host; only they map
+    memory. `require_capability`: others get only what a `grant` opens.
+    """
+
+    def __init__(  # noqa: PLR0913  # settings of a process, by keyword
         self,
         *,
-        epoch: Epoch,
+        epoch: Epoch | None = None,
         bind_host: str = "127.0.0.1",
         tcp_port: int = 0,
         unix_dir: Path | None = None,
         transports: Sequence[str] = ("shm", "tcp"),
+        secret: bytes | None = None,
+        require_capability: bool = False,
+        max_notifications: int = 1024,
     ) -> None:
-        unknown = [scheme for scheme in transports if scheme not in _TRANSPORTS]
+        unknown = [scheme for scheme in transports if scheme not in _SCHEMES]
         if unknown:
-            raise ConfigError(f"transport {unknown[0]!r} is not one of {', '.join(_TRANSPORTS)}")
+            raise ConfigError(f"transport {unknown[0]!r} is not one of {', '.join(_SCHEMES)}")
+        epoch = new_epoch() if epoch is None else epoch
         self._regions = RegionTable()
-        self._transports: list[Transport] = [LoopbackTransport({epoch: self._regions})]
-        self._transports += [_TRANSPORTS[scheme]() for scheme in transports]
+        self._notifications = Notifications(max_notifications)
+        self._key = CapabilityKey(epoch)
+        self._shm = ShmTransport(host_id(), self._regions, secret) if "shm" in transports else None
+        self._transports: list[Transport] = [
+            LoopbackTransport({epoch: self._regions}, {epoch: self._notifications})
+        ]
+        for scheme in transports:
+            self._transports.append(
+                self._shm if scheme == "shm" and self._shm else TcpTransport(secret)
+            )
         self._unix_path = unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
-        listeners, tcp_endpoint = _listen(
+        listeners, tcp_endpoint = listen(
             (bind_host, tcp_port) if "tcp" in transports else None, self._unix_path
         )
         self.address = DataAddress(
@@ -81,7 +89,16 @@ class TransferEngine:
             tcp=tcp_endpoint,
             epoch=epoch,
         )
-        self._server = DataServer(self._regions, epoch, listeners)
+        if self._shm is not None and self._unix_path is not None:
+            self._shm.local_address = self.address
+        service = Service(
+            regions=self._regions,
+            epoch=epoch,
+            rules=AccessRules(self._key, secret, require_capability),
+            notifications=self._notifications,
+            pull=self._pull,
+        )
+        self._server = DataServer(service, listeners)
         self._submit_workers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -90,17 +107,58 @@ class TransferEngine:
         """What the data port has seen."""
         return self._server.counters
 
-    def register(self, memory: SharedMemory | Buffer) -> RegionRef:
-        """Let peers READ this memory. It stays the caller's; it must live until `deregister`."""
-        region = self._regions.register(memory)
+    # Own memory.
+
+    def register(self, memory: SharedMemory | Buffer, access: Access = "read") -> RegionRef:
+        """Let peers READ this memory, with "read-write" also WRITE it. It stays the caller's until `deregister`.
+
+        Takes anything with a contiguous buffer: bytes, numpy, mmap, torch tensors on the CPU. Peers on this host
+        copy straight from a SharedMemory (`allocate_shared`). Raises TransferError where regions overlap.
+        """
+        region = self._regions.register(memory, access)
         return RegionRef(
             address=self.address, region_id=region.region_id, size_bytes=region.size_bytes
         )
 
-    def deregister(self, region: RegionRef) -> None:
-        """Peers that mapped it notice before their next READ."""
-        self._regions.deregister(region.region_id)
-        self._server.forget(region.region_id)
+    def deregister(self, region: RegionRef, timeout_s: float = 0.0) -> None:
+        """When it returns no request reads or writes the memory any more, and peers have lost their maps.
+
+        Raises Pinned when a peer's view is still open after `timeout_s`; the region then stays.
+        """
+        region_id = region.region_id
+        self._regions.deregister(region_id, timeout_s)
+        self._server.forget(region_id)
+        if self._regions.wait_unused(region_id, _DEREGISTER_GRACE_S):
+            return
+        self._server.cut(region_id)
+        if not self._regions.wait_unused(region_id, _DEREGISTER_TIMEOUT_S):
+            raise Unavailable(f"region {region_id} is still used by a request; do not free it yet")
+
+    def grant(
+        self,
+        region: RegionRef,
+        ranges: Sequence[Strided],
+        operation: Operation,
+        ttl_s: float,
+        *,
+        generation: Generation | None = None,
+    ) -> Capability:
+        """What lets its holder do this one thing to these bytes of an own region, for `ttl_s` from now."""
+        own = self._regions.get(region.region_id)
+        for each in ranges:
+            check_within(each, own.size_bytes, f"region {own.region_id}")
+        if operation == "write" and own.access != "read-write":
+            raise TransferError(f"region {own.region_id} is registered for READ only")
+        word = None if generation is None else (generation.region_id, generation.index)
+        return Capability(
+            region=region, grant=self._key.grant(own.region_id, ranges, operation, ttl_s, word)
+        )
+
+    def notifications(self, timeout_s: float = 0.0) -> list[Notification]:
+        """Messages of batches whose data is here, oldest first; waits up to `timeout_s` for the first one."""
+        return self._notifications.take(timeout_s)
+
+    # Anyone's memory.
 
     def read(
         self,
@@ -108,45 +166,104 @@ class TransferEngine:
         reads: Sequence[Read],
         *,
         generation: Generation | None = None,
+        capability: Grant | None = None,
         timeout_s: float = 5.0,
     ) -> None:
         """READ in the calling thread; on return every byte is in place and the generation was unchanged.
 
-        Raises TransferError (StaleEpoch, StaleGeneration, out of range) or Unavailable (peer gone, timeout).
+        Raises TransferError (StaleEpoch, StaleGeneration, BadCapability, out of range) or Unavailable (peer gone,
+        timeout); what the local memory holds is then undefined.
         """
-        self.run(ReadBatch(region, reads, generation, timeout_s))
+        if (
+            len(reads) == 1
+            and generation is None
+            and self._shm is not None
+            and self._shm.read_mapped(region, reads[0])
+        ):
+            return
+        self.run(ReadBatch(region, reads, generation, timeout_s, capability=capability))
 
-    def run(self, batch: ReadBatch) -> None:
-        """`read` for a prepared batch: with a cancel flag, or a callback per read."""
+    def write(
+        self,
+        region: RegionRef,
+        writes: Sequence[Write],
+        *,
+        notify: bytes | None = None,
+        capability: Grant | None = None,
+        timeout_s: float = 5.0,
+    ) -> None:
+        """WRITE in the calling thread; on return every byte is readable at the target.
+
+        Raises as `read` does, and NotOver when the target does not answer and could still land it: see there.
+        """
+        self.run(WriteBatch(region, writes, timeout_s, notify=notify, capability=capability))
+
+    def run(self, batch: ReadBatch | WriteBatch) -> None:
+        """`read` or `write` for a prepared batch: with a cancel flag, or a callback per read."""
         batch.check()
+        message = batch.notify
+        if message is not None and len(message) > MAX_MESSAGE_BYTES:
+            raise TransferError(f"a notification has at most {MAX_MESSAGE_BYTES} bytes")
         address = batch.region.address
         reason = "no transport of this process reaches it"
         for transport in self._transports:
             if not transport.reaches(address):
                 continue
             try:
-                transport.read(batch)
+                if isinstance(batch, ReadBatch):
+                    transport.read(batch)
+                else:
+                    transport.write(batch)
             except Unreachable as error:
                 reason = error.message
-            else:
-                return
-        raise Unavailable(f"{describe(address)} cannot be read: {reason}")
+                continue
+            if message is not None:
+                transport.notify(batch, message)
+            return
+        raise Unavailable(f"{describe(address)} cannot be reached: {reason}")
 
-    def submit(self, batches: Sequence[ReadBatch]) -> Handle:
-        """Run batches one after the other on a thread of the engine."""
+    def view(self, region: RegionRef, ranges: Sequence[Strided], *, timeout_s: float = 5.0) -> View:
+        """Look at a peer's shared region without a copy; the peer cannot deregister it until the view is closed.
+
+        Raises TransferError where only a READ will do: private memory, another host, no daemon's role.
+        """
+        check_ranges(ranges, region.size_bytes)
+        region_id = region.region_id
+        if region.address.epoch == self.address.epoch:
+            own = self._regions.pin(region_id)
+            return View(own.array, ranges, lambda: self._regions.unpin(region_id))
+        if self._shm is None or not self._shm.reaches(region.address):
+            raise TransferError(f"{describe(region.address)} is not on this host; READ it")
+        peer, mapped = self._shm.pin(region, timeout_s)
+        try:
+            check_ranges(ranges, mapped.nbytes)
+        except TransferError:
+            peer.unpin(region_id)
+            raise
+        return View(mapped, ranges, lambda: peer.unpin(region_id))
+
+    def submit(self, batches: Sequence[ReadBatch | WriteBatch]) -> Handle:
+        """Run batches one after the other on a thread of the engine, up to the first that fails."""
         with self._lock:
             if self._submit_workers is None:
                 self._submit_workers = ThreadPoolExecutor(
                     _NUM_SUBMIT_WORKERS, thread_name_prefix="mc-transfer"
                 )
         cancelled = threading.Event()
-        mine = [dataclasses.replace(batch, cancelled=cancelled) for batch in batches]
-        return Handle(self._submit_workers.submit(self._run_all, mine), cancelled)
+        statuses = [BatchStatus(batch) for batch in batches]
+        mine = [
+            dataclasses.replace(batch, cancelled=cancelled, progress=_both(batch.progress, status))
+            for batch, status in zip(batches, statuses, strict=True)
+        ]
+        handle = Handle(statuses, cancelled)
+        handle.future = self._submit_workers.submit(self._run_all, mine, statuses, cancelled)
+        return handle
 
     def wait(self, handle: Handle, timeout_s: float | None = None) -> None:
         handle.wait(timeout_s)
 
     def close(self) -> None:
+        """Ends the data port and all that is under way. Views of this process end with it."""
         if self._submit_workers is not None:
             self._submit_workers.shutdown(cancel_futures=True)
         self._server.close()
@@ -156,61 +273,34 @@ class TransferEngine:
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
 
-    def _run_all(self, batches: Sequence[ReadBatch]) -> None:
-        for batch in batches:
-            self.run(batch)
+    def _pull(self, batch: ReadBatch) -> bool:
+        return self._shm is not None and self._shm.pull(batch)
+
+    def _run_all(
+        self,
+        batches: Sequence[ReadBatch | WriteBatch],
+        statuses: Sequence[BatchStatus],
+        cancelled: threading.Event,
+    ) -> None:
+        failure: McError | None = None
+        for batch, status in zip(batches, statuses, strict=True):
+            if failure is None:
+                status.state = "running"
+                try:
+                    self.run(batch)
+                except McError as error:
+                    failure = error
+            status.state = state_after(failure, cancelled)
+        if failure is not None:
+            raise failure
 
 
-def _listen(tcp: tuple[str, int] | None, unix_path: Path | None) -> tuple[list[socket.socket], str]:
-    """The data port's sockets, and the "host:port" that peers are told."""
-    listeners: list[socket.socket] = []
-    endpoint = ""
-    try:
-        if tcp is not None:
-            host = tcp[0]
-            listeners.append(_listen_tcp(host, tcp[1]))
-            port = listeners[0].getsockname()[1]
-            endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if unix_path is not None:
-            listeners.append(_listen_unix(unix_path))
-    except ConfigError:
-        for listener in listeners:
-            listener.close()
-        raise
-    return listeners, endpoint
+def _both(progress: Callable[[int], None] | None, status: BatchStatus) -> Callable[[int], None]:
+    if progress is None:
+        return status.moved
 
+    def both(index: int) -> None:
+        status.moved(index)
+        progress(index)
 
-def _listen_tcp(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} for data: {error.strerror}") from error
-
-
-def _listen_unix(path: Path) -> socket.socket:
-    if len(str(path)) > _MAX_UNIX_PATH:
-        raise ConfigError(f"{path} is too long for a UNIX socket; choose a shorter directory")
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _remove_dead_sockets(path.parent)
-        listener.bind(str(path))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {path}: {error.strerror}") from error
-    return listener
-
-
-def _remove_dead_sockets(directory: Path) -> None:
-    """Sockets of processes that were killed; a live one accepts, and is left alone."""
-    for path in directory.glob("*.sock"):
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(0.2)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
-            except OSError:
-                continue
+    return both

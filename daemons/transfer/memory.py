@@ -1,4 +1,4 @@
-"""Memory that peers may read: shared allocations, the table of registered regions, and who shares a host.
+"""Memory that peers can reach: shared allocations, registered regions, and who shares a host.
 
 A region that others map is fully allocated and cannot shrink, so no reader dies of SIGBUS.
 """
@@ -7,17 +7,14 @@ import errno
 import fcntl
 import functools
 import hashlib
-import itertools
 import mmap
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daemons.core.errors import ConfigError, Exhausted, TransferError
 from daemons.core.ids import HostId
@@ -25,8 +22,8 @@ from daemons.core.units import MIB, format_size
 from daemons.transfer.strided import ByteArray
 
 _ALLOCATE_STEP = 256 * MIB
-Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
-"""What can be registered; Python 3.11 has no type for the buffer protocol itself."""
+Access = Literal["read", "read-write"]
+"""What peers may do to a region."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes allocated, bytes in all)."""
@@ -131,83 +128,21 @@ class Region:
     array: ByteArray
     view: memoryview
     fd: int | None
+    access: Access = "read"
 
     @property
     def size_bytes(self) -> int:
         return self.array.nbytes
+
+    @property
+    def address(self) -> int:
+        return int(self.array.ctypes.data)
 
     def word(self, index: int) -> int:
         """Little-endian u64 `index`, read in one load."""
         if index < 0 or (index + 1) * 8 > self.size_bytes:
             raise TransferError(f"generation word {index} is outside region {self.region_id}")
         return int(np.ndarray((), "<u8", self.array, index * 8))
-
-
-class RegionTable:
-    """Regions of one process by id. Thread safe. Ids are never used twice in one life."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._regions: dict[int, Region] = {}
-        self._ids = itertools.count(1)
-
-    def register(self, memory: SharedMemory | Buffer) -> Region:
-        """Name this memory; its bytes stay the caller's. Memory registered already is refused."""
-        shared = memory if isinstance(memory, SharedMemory) else None
-        array = shared.array if shared else as_bytes(memory)  # type: ignore[arg-type]  # narrowed above
-        if not array.nbytes:
-            raise TransferError("an empty region cannot be registered")
-        start = array.ctypes.data
-        with self._lock:
-            for other in self._regions.values():
-                other_start = other.array.ctypes.data
-                if start < other_start + other.size_bytes and other_start < start + array.nbytes:
-                    raise TransferError(
-                        f"memory overlaps region {other.region_id}; register it once"
-                    )
-            region_id = next(self._ids)
-            fd = None if shared is None else _reopen_read_only(shared.fd)
-            region = Region(region_id, array, array.data, fd)
-            self._regions[region_id] = region
-        return region
-
-    def deregister(self, region_id: int) -> None:
-        with self._lock:
-            region = self._regions.pop(region_id, None)
-        if region is None:
-            raise TransferError(f"region {region_id} is not registered")
-        if region.fd is not None:
-            os.close(region.fd)
-
-    def get(self, region_id: int) -> Region:
-        region = self._regions.get(region_id)
-        if region is None:
-            raise TransferError(f"region {region_id} is not registered")
-        return region
-
-    def duplicate_fd(self, region_id: int) -> int | None:
-        """A read-only descriptor for a peer, the caller closes it; None for private memory."""
-        with self._lock:
-            region = self.get(region_id)
-            return None if region.fd is None else os.dup(region.fd)
-
-    def close(self) -> None:
-        for region_id in list(self._regions):
-            self.deregister(region_id)
-
-
-def as_bytes(memory: Buffer) -> ByteArray:
-    """Any contiguous buffer as flat bytes, without a copy."""
-    try:
-        view = memory.data if isinstance(memory, np.ndarray) else memoryview(memory)
-        return np.frombuffer(view.cast("B"), np.uint8)
-    except (TypeError, ValueError) as error:
-        raise TransferError(f"not a contiguous buffer: {error}") from error
-
-
-def _reopen_read_only(fd: int) -> int:
-    """Peers get a descriptor that can neither write nor truncate."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 @functools.cache

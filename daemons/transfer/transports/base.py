@@ -1,9 +1,9 @@
-"""What a transport is: it fills local memory from a peer's region and raises unless every byte is right.
+"""What a transport is: it moves bytes between local memory and a peer's region and raises unless every byte is right.
 
-A READ never reports success when the source's generation changed, whichever transport carried it.
+A READ never reports success when the source's generation changed, whichever transport carried it; a WRITE never
+before the bytes can be read at the target.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import short
 from daemons.protocol.segment import DataAddress, Generation, RegionRef, Strided
+from daemons.transfer.capability import Grant
 from daemons.transfer.strided import ByteArray, check_within, contiguous
 
 
@@ -27,6 +28,35 @@ class StaleGeneration(TransferError):
     """The owner reused the source before or while it was read; the bytes are not usable."""
 
 
+class Cancelled(TransferError):
+    """`Handle.cancel` was called before the transfer had ended."""
+
+
+class Flag(Protocol):
+    """A threading.Event, or several."""
+
+    def is_set(self) -> bool: ...
+
+
+class ClosingPath(Protocol):
+    """A connection that carried a WRITE which was given up; its end is the end of the WRITE."""
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Whether the target closed its side too, so that nothing can land any more."""
+        ...
+
+
+class NotOver(Unavailable):
+    """A WRITE failed or was cancelled but the target may still land it: it is over when `path` is closed.
+
+    The local memory and the target range must not be used for anything else before that.
+    """
+
+    def __init__(self, message: str, path: ClosingPath) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 class Read(NamedTuple):
     """Remote ranges into local memory; equal lengths, any two shapes. A tuple, as there are thousands a second."""
 
@@ -40,12 +70,55 @@ class Read(NamedTuple):
         return cls(remote, local, contiguous(offset, remote.length))
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBatch:
-    """READs of one region that succeed or fail together; done in order.
+class Write(NamedTuple):
+    """Local ranges into a peer's region; equal lengths, any two shapes."""
+
+    local: ByteArray
+    source: Strided
+    remote: Strided
+
+    @classmethod
+    def at(cls, remote_offset: int, local: ByteArray) -> "Write":
+        """All of `local` in one run."""
+        return cls(local, contiguous(0, local.nbytes), contiguous(remote_offset, local.nbytes))
+
+
+class Batch:
+    """What READ and WRITE batches share."""
+
+    __slots__ = ()
+    region: RegionRef
+    timeout_s: float
+    deadline_s: float
+    cancelled: Flag | None
+    progress: Callable[[int], None] | None
+
+    def remaining_s(self) -> float:
+        """Time left; raises when there is none or the batch was cancelled."""
+        if self.cancelled is not None and self.cancelled.is_set():
+            raise Cancelled("the transfer was cancelled")
+        remaining = self.deadline_s - time.monotonic()
+        if remaining <= 0:
+            raise Unavailable(
+                f"{describe(self.region.address)} did not deliver within {self.timeout_s:g} s"
+            )
+        return remaining
+
+    def _check_region(self, generation: Generation | None) -> None:
+        numbers = [self.region.address.epoch, self.region.region_id]
+        if generation is not None:
+            numbers += [generation.region_id, generation.index]
+        if min(numbers) < 0 or max(numbers) >= 1 << 64 or self.region.size_bytes >= 1 << 63:
+            raise TransferError("a descriptor has a number out of range")
+
+
+@dataclass(slots=True)
+class ReadBatch(Batch):
+    """READs of one region that succeed or fail together; done in order when there is an `on_read`.
 
     `on_read(i)` is called after the bytes of read i are in place and before the generation is checked again:
-    a place to hash them while they are in the cache, not to trust them.
+    a place to hash them while they are in the cache, not to trust them. `progress(i)` says the same, in any order.
+    `notify` is delivered to the owner once all bytes have arrived here.
     """
 
     region: RegionRef
@@ -53,20 +126,19 @@ class ReadBatch:
     generation: Generation | None = None
     timeout_s: float = 5.0
     on_read: Callable[[int], None] | None = None
-    cancelled: threading.Event | None = None
+    cancelled: Flag | None = None
+    capability: Grant | None = None
+    notify: bytes | None = None
+    progress: Callable[[int], None] | None = None
     deadline_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "deadline_s", time.monotonic() + self.timeout_s)
+        self.deadline_s = time.monotonic() + self.timeout_s
 
     def check(self) -> None:
         """Refuse ranges outside the region or the local memory before anything moves."""
+        self._check_region(self.generation)
         size_bytes = self.region.size_bytes
-        numbers = [self.region.address.epoch, self.region.region_id]
-        if self.generation is not None:
-            numbers += [self.generation.region_id, self.generation.index]
-        if min(numbers) < 0 or max(numbers) >= 1 << 64 or size_bytes >= 1 << 63:
-            raise TransferError("a descriptor has a number out of range")
         for remote, local, target in self.reads:
             check_within(remote, size_bytes, "the region")
             check_within(target, local.nbytes, "the local memory")
@@ -76,20 +148,11 @@ class ReadBatch:
             if not local.flags.writeable:
                 raise TransferError("the local memory of a READ must be writable")
 
-    def remaining_s(self) -> float:
-        """Time left; raises when there is none or the batch was cancelled."""
-        if self.cancelled is not None and self.cancelled.is_set():
-            raise TransferError("the transfer was cancelled")
-        remaining = self.deadline_s - time.monotonic()
-        if remaining <= 0:
-            raise Unavailable(
-                f"{describe(self.region.address)} did not deliver within {self.timeout_s:g} s"
-            )
-        return remaining
-
     def finish(self, index: int) -> None:
         if self.on_read is not None:
             self.on_read(index)
+        if self.progress is not None:
+            self.progress(index)
 
     def check_generation(self, word: int) -> None:
         if self.generation is not None and word != self.generation.value:
@@ -99,8 +162,51 @@ class ReadBatch:
             )
 
 
+@dataclass(slots=True)
+class WriteBatch(Batch):
+    """WRITEs into one region that the owner registered for it. When it fails some of them may have landed.
+
+    `notify` is delivered to the owner after all bytes are readable there.
+    """
+
+    region: RegionRef
+    writes: Sequence[Write]
+    timeout_s: float = 5.0
+    cancelled: Flag | None = None
+    capability: Grant | None = None
+    notify: bytes | None = None
+    progress: Callable[[int], None] | None = None
+    deadline_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.deadline_s = time.monotonic() + self.timeout_s
+
+    @property
+    def length(self) -> int:
+        return sum(write.remote.length for write in self.writes)
+
+    def check(self) -> None:
+        """Refuse ranges outside the region or the local memory before anything moves."""
+        self._check_region(None)
+        for local, source, remote in self.writes:
+            check_within(remote, self.region.size_bytes, "the region")
+            check_within(source, local.nbytes, "the local memory")
+            if source.length != remote.length:
+                raise TransferError(
+                    f"local {source.length} and remote {remote.length} bytes differ"
+                )
+
+    def finish(self, index: int) -> None:
+        if self.progress is not None:
+            self.progress(index)
+
+
 class Transport(Protocol):
-    """One way to move bytes. Thread safe; many READs may run at once."""
+    """One way to move bytes. Thread safe; many batches may run at once, each in its caller's thread.
+
+    Every method runs a batch that was checked. What fails before anything moved because there is no path raises
+    Unreachable.
+    """
 
     scheme: ClassVar[str]
 
@@ -109,7 +215,15 @@ class Transport(Protocol):
         ...
 
     def read(self, batch: ReadBatch) -> None:
-        """Run a checked batch in the calling thread. Local memory is not touched after it returns."""
+        """Local memory is not touched after it returns."""
+        ...
+
+    def write(self, batch: WriteBatch) -> None:
+        """On return the bytes are readable at the target. Raises NotOver when they may still land later."""
+        ...
+
+    def notify(self, batch: ReadBatch | WriteBatch, message: bytes) -> None:
+        """Put a message into the owner's queue; called when the batch has ended well."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""The data port: serves READs of registered regions to sockets, and descriptors to peers on the same host.
+"""The data port: accepts, assembles requests, and lends each connection to a worker that serves it.
 
-One thread owns all idle connections and assembles requests; a small pool serves them, so that neither slow nor
-hostile peers cost a thread each. Bytes that do not parse close the connection and are counted.
+One thread owns the connections that are quiet. A worker keeps a connection for a moment after an answer, so that
+a busy peer costs no hand-over between threads; a slow or hostile one never holds more than one worker for one stall.
 """
 
 import queue
@@ -9,56 +9,33 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
-from daemons.core.errors import ProtocolError, TransferError
-from daemons.core.ids import Epoch
-from daemons.transfer.memory import Region, RegionTable
-from daemons.transfer.strided import check_within, iovecs
-from daemons.transfer.transports import wire
+from daemons.core.errors import ProtocolError
+from daemons.transfer.transports import sockets, wire
+from daemons.transfer.transports.service import STALL_S, Connection, ServerCounters, Service
 
 _MAX_CONNECTIONS = 256
-_NUM_WORKERS = 8
+_NUM_WORKERS = 64
+_MAX_LINGERING = 16
 _HEADER_TIMEOUT_S = 5.0
-_SEND_TIMEOUT_S = 5.0
-"""Longest time without progress of one send."""
+_FIRST_READ = 4096
 
-
-@dataclass(slots=True, eq=False)
-class _Connection:
-    sock: socket.socket
-    frame: bytearray = field(default_factory=bytearray)
-    last_active_s: float = 0.0
-    mapped: set[int] = field(default_factory=set)
-
-    @property
-    def is_unix(self) -> bool:
-        return self.sock.family == socket.AF_UNIX
-
-
-@dataclass(slots=True)
-class ServerCounters:
-    """Since the start; plain numbers for the metrics of the process."""
-
-    bad_requests: int = 0
-    refused_connections: int = 0
-    sent_bytes: int = 0
+_QUICK = frozenset((wire.Op.MAP, wire.Op.AUTH, wire.Op.PIN, wire.Op.UNPIN, wire.Op.NOTIFY))
+"""Served by the port's own thread: two processes that PULL from each other must not wait for workers."""
 
 
 class DataServer:
     """Serves until `close`. The listeners become its own."""
 
-    def __init__(self, regions: RegionTable, epoch: Epoch, listeners: list[socket.socket]) -> None:
-        self.counters = ServerCounters()
-        self._regions = regions
-        self._epoch = epoch
+    def __init__(self, service: Service, listeners: list[socket.socket]) -> None:
+        self._service = service
         self._listeners = listeners
         self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
-        self._idle: set[_Connection] = set()
-        self._returned: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
+        self._connections: set[Connection] = set()
+        self._idle: set[Connection] = set()
+        self._num_lingering = 0
+        self._returned: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._is_closing = False
@@ -72,6 +49,10 @@ class DataServer:
         self._thread.start()
 
     @property
+    def counters(self) -> ServerCounters:
+        return self._service.counters
+
+    @property
     def num_connections(self) -> int:
         return len(self._connections)
 
@@ -80,7 +61,14 @@ class DataServer:
         with self._lock:
             holders = [c for c in self._connections if region_id in c.mapped]
         for connection in holders:
-            _shut(connection.sock)
+            connection.end()
+
+    def cut(self, region_id: int) -> None:
+        """End the connections whose request uses the region, which nobody new can find any more."""
+        with self._lock:
+            users = [c for c in self._connections if c.in_use == region_id]
+        for connection in users:
+            connection.end()
 
     def close(self) -> None:
         self._is_closing = True
@@ -89,7 +77,7 @@ class DataServer:
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            _shut(connection.sock)
+            connection.end()
         self._workers.shutdown()
         for sock in (
             *self._listeners,
@@ -123,28 +111,31 @@ class DataServer:
             self.counters.refused_connections += 1
             sock.close()
             return
-        if sock.family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(sock)
+        try:
+            sockets.prepare(sock, send_timeout_s=STALL_S, receive_timeout_s=sockets.TICK_S)
+            connection = Connection(sock, self._service.rules.admit(sock))
+        except OSError:  # it is gone already
+            sock.close()
+            return
         with self._lock:
             self._connections.add(connection)
         self._watch(connection)
 
-    def _watch(self, connection: _Connection) -> None:
-        connection.sock.setblocking(False)
+    def _watch(self, connection: Connection) -> None:
         connection.last_active_s = time.monotonic()
         self._idle.add(connection)
         self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
-    def _unwatch(self, connection: _Connection) -> None:
+    def _unwatch(self, connection: Connection) -> None:
         self._idle.discard(connection)
         self._selector.unregister(connection.sock)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         if connection in self._idle:
             self._unwatch(connection)
         with self._lock:
             self._connections.discard(connection)
+        self._service.release(connection)
         connection.sock.close()
 
     def _evict_idle(self) -> bool:
@@ -169,9 +160,17 @@ class DataServer:
             except queue.Empty:
                 return
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
+        if not connection.frame:
+            connection.last_active_s = time.monotonic()
         try:
-            request = self._assemble(connection)
+            request = _assemble(connection, socket.MSG_DONTWAIT)
+            if request is None:
+                return
+            if request.op in _QUICK:
+                sockets.check_room(connection.sock)
+                self._service.serve(connection, request)
+                return
         except ProtocolError:
             self.counters.bad_requests += 1
             self._drop(connection)
@@ -180,108 +179,60 @@ class DataServer:
         except OSError:
             self._drop(connection)
         else:
-            if request is not None:
-                connection.frame.clear()
-                self._unwatch(connection)
-                self._workers.submit(self._serve, connection, request)
-
-    def _assemble(self, connection: _Connection) -> wire.Request | None:
-        frame = connection.frame
-        if not frame:
-            connection.last_active_s = time.monotonic()
-        wanted = wire.REQUEST.size
-        if len(frame) >= wanted:
-            wanted = wire.request_length(frame)
-        if wanted > len(frame):
-            received = connection.sock.recv(wanted - len(frame))
-            if not received:
-                raise ConnectionResetError
-            frame += received
-        if len(frame) < wire.REQUEST.size or len(frame) < wire.request_length(frame):
-            return None
-        return wire.decode_request(frame)
+            self._unwatch(connection)
+            self._workers.submit(self._serve, connection, request)
 
     def _wake(self) -> None:
         self._wake_out.send(b"\0")
 
     # Workers.
 
-    def _serve(self, connection: _Connection, request: wire.Request) -> None:
+    def _serve(self, connection: Connection, first: wire.Request) -> None:
+        request: wire.Request | None = first
         try:
-            connection.sock.settimeout(_SEND_TIMEOUT_S)
-            if request.op == wire.Op.MAP:
-                self._serve_map(connection, request)
-            else:
-                self._serve_read(connection.sock, request)
+            while request is not None:
+                self._service.serve(connection, request)
+                request = self._linger(connection)
+        except ProtocolError:
+            self.counters.bad_requests += 1
+            sockets.shut(connection.sock)
         except OSError:
-            _shut(connection.sock)  # the port's thread sees the end of it and drops it
+            sockets.shut(connection.sock)  # the port's thread sees the end of it and drops it
         if not self._is_closing:
             self._returned.put(connection)
             self._wake()
 
-    def _serve_read(self, sock: socket.socket, request: wire.Request) -> None:
+    def _linger(self, connection: Connection) -> wire.Request | None:
+        """The next request if it comes within a tick and enough workers are free for others."""
+        if self._num_lingering >= _MAX_LINGERING or self._is_closing:
+            return None
+        with self._lock:
+            self._num_lingering += 1
         try:
-            region, before = self._check(request)
-        except TransferError as error:
-            self._refuse(sock, request, error)
-            return
-        length = sum(ranges.length for ranges in request.ranges)
-        header = wire.REPLY.pack(wire.MAGIC, wire.Status.OK, length, before)
-        wire.send_vectors(sock, _payload(header, region, request))
-        # The bytes have been copied out of the region by now, so this word covers all of them.
-        sock.sendall(wire.TRAILER.pack(wire.MAGIC, self._word(request)))
-        self.counters.sent_bytes += length
-
-    def _serve_map(self, connection: _Connection, request: wire.Request) -> None:
-        sock = connection.sock
-        try:
-            region, _ = self._check(request)
-            descriptor = self._regions.duplicate_fd(region.region_id)
-        except TransferError as error:
-            self._refuse(sock, request, error)
-            return
-        if descriptor is None or not connection.is_unix:
-            if descriptor is not None:
-                socket.close(descriptor)
-            sock.sendall(wire.REPLY.pack(wire.MAGIC, wire.Status.PRIVATE, 0, 0))
-            return
-        try:
-            with self._lock:
-                connection.mapped.add(region.region_id)
-            header = wire.REPLY.pack(wire.MAGIC, wire.Status.OK, region.size_bytes, 0)
-            socket.send_fds(sock, [header], [descriptor])
+            return _assemble(connection, 0)
+        except BlockingIOError:
+            return None
         finally:
-            socket.close(descriptor)
-
-    def _check(self, request: wire.Request) -> tuple[Region, int]:
-        if request.epoch != self._epoch:
-            raise TransferError("the descriptor is of an earlier life of this process")
-        region = self._regions.get(request.region_id)
-        for ranges in request.ranges:
-            check_within(ranges, region.size_bytes, f"region {region.region_id}")
-        return region, self._word(request)
-
-    def _word(self, request: wire.Request) -> int:
-        if request.generation is None:
-            return 0
-        region_id, index = request.generation
-        return self._regions.get(region_id).word(index)
-
-    def _refuse(self, sock: socket.socket, request: wire.Request, error: TransferError) -> None:
-        is_stale = request.epoch != self._epoch
-        status = wire.Status.STALE_EPOCH if is_stale else wire.Status.REFUSED
-        text = error.message.encode()
-        sock.sendall(wire.REPLY.pack(wire.MAGIC, status, len(text), 0) + text)
+            with self._lock:
+                self._num_lingering -= 1
 
 
-def _payload(header: bytes, region: Region, request: wire.Request) -> Iterator[memoryview]:
-    yield memoryview(header)
-    for ranges in request.ranges:
-        yield from iovecs(region.view, ranges)
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
+def _assemble(connection: Connection, flags: int) -> wire.Request | None:
+    """One receive; the request when it is whole. Peers wait for an answer, so nothing may follow it."""
+    frame, wanted = connection.frame, _FIRST_READ
+    if len(frame) >= wire.REQUEST.size:
+        wanted = wire.request_length(frame) - len(frame)
+    received = connection.sock.recv(max(wanted, 1), flags)
+    if not received:
+        raise ConnectionResetError
+    frame += received
+    if len(frame) < wire.REQUEST.size:
+        return None
+    length = wire.request_length(frame)
+    if len(frame) > length:
+        raise ProtocolError("bytes behind a data request")
+    if len(frame) < length:
+        return None
+    request = wire.decode_request(frame)
+    connection.frame = bytearray()
+    return request

@@ -1,62 +1,114 @@
-"""READ from peers on the same host: their regions are mapped read-only and copied from directly.
+"""Peers on the same host: their shared regions are mapped read-only and copied from, private memory is read across.
 
-The owner hands out descriptors over its UNIX socket. That connection stays open: when it ends the peer died or
-took a region away, and every map of it is dropped. Memory the peer cannot share is streamed over the same socket.
+A WRITE is carried out by the target, which reads our memory in the same ways. What is left goes over its UNIX
+socket, as do small WRITEs, where the bytes ride in the request.
 """
 
-import fcntl
-import mmap
-import os
-import socket
 import threading
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
-
-import numpy as np
 
 from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import HostId
-from daemons.core.units import MIB
-from daemons.protocol.segment import DataAddress
-from daemons.transfer.prefault import prefault_in_background
+from daemons.protocol.segment import DataAddress, RegionRef, Strided
+from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
-from daemons.transfer.transports import wire
-from daemons.transfer.transports.base import ReadBatch, StaleEpoch, Unreachable, describe
-from daemons.transfer.transports.stream import StreamPool
+from daemons.transfer.transports import cross_memory, exchange, sockets, wire
+from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch, describe
+from daemons.transfer.transports.service import PullSource, encode_pull_source
+from daemons.transfer.transports.shm_peer import Private, ShmPeer
 
 _WORD_BYTES = 8
-_PREFAULT_BYTES = MIB
 
 
 class ShmTransport:
-    """Maps by peer and epoch. A peer that restarted has a new epoch, so an old map is never read for it."""
+    """Peers by socket path and epoch. One that restarted has a new epoch, so an old map is never read for it."""
 
     scheme: ClassVar[str] = "shm"
 
-    def __init__(self, host: HostId) -> None:
+    def __init__(self, host: HostId, mine: RegionTable, secret: bytes | None = None) -> None:
+        self.local_address: DataAddress | None = None
+        """Where peers find `mine`; None until the data port listens."""
         self._host = host
+        self._mine = mine
+        self._secret = secret
         self._lock = threading.Lock()
-        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._peers: dict[tuple[str, int], ShmPeer] = {}
 
     def reaches(self, address: DataAddress) -> bool:
         return address.host_id == self._host and bool(address.unix_path)
 
+    def read_mapped(self, region: RegionRef, read: Read) -> bool:
+        """The short way for one contiguous READ of a region mapped before; False: it needs the long one."""
+        address = region.address
+        peer = self._peers.get((address.unix_path, address.epoch))
+        mapped = None if peer is None else peer.maps.get(region.region_id)
+        if peer is None or mapped is None or address.host_id != self._host:
+            return False
+        (offset, length, rows, _), local, (start, target_length, target_rows, _) = _fields(read)
+        if (
+            not rows == target_rows == 1
+            or length != target_length
+            or not 0 < length <= min(mapped.nbytes, region.size_bytes) - offset
+            or not length <= local.nbytes - start
+            or not local.flags.writeable
+            or min(offset, start) < 0
+        ):
+            return False
+        local[start : start + length] = mapped[offset : offset + length]  # numpy releases the GIL
+        return sockets.is_open(peer.sock)
+
     def read(self, batch: ReadBatch) -> None:
-        peer = self._peer(batch)
-        try:
-            region, words = peer.map(batch, batch.region.region_id), None
-            if batch.generation is not None:
-                words = peer.map(batch, batch.generation.region_id)
-        except ProtocolError:
+        for is_last in (False, True):
+            peer = self._peer(batch.region.address, batch.remaining_s())
+            if not self._read_direct(peer, batch):
+                peer.stream.read(batch)
+                return
+            if peer.is_alive():
+                return
+            # Its memory may have gone while it was copied.
             self._forget(peer)
-            raise
-        except OSError as error:
-            self._forget(peer)
-            raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
-        if region is None or (batch.generation is not None and words is None):
-            peer.stream.read(batch)
-        else:
-            _copy_all(batch, region, words)
+            if is_last or batch.on_read is not None:
+                break
+        raise Unavailable(f"{describe(batch.region.address)} went away during a READ")
+
+    def pull(self, batch: ReadBatch) -> bool:
+        """READ without any work of the peer; False when this is not possible."""
+        if not self.reaches(batch.region.address):
+            return False
+        peer = self._peer(batch.region.address, batch.remaining_s())
+        is_done = self._read_direct(peer, batch)
+        if is_done and not peer.is_alive():
+            raise Unavailable(f"{describe(batch.region.address)} went away")
+        return is_done
+
+    def write(self, batch: WriteBatch) -> None:
+        peer = self._peer(batch.region.address, batch.remaining_s())
+        if peer.can_pull and batch.length > wire.MAX_INLINE:
+            try:
+                peer.stream.ask_to_pull(batch, self._sources(batch.writes))
+            except exchange.Private:
+                peer.can_pull = False
+            else:
+                return
+        peer.stream.write(batch)
+
+    def notify(self, batch: ReadBatch | WriteBatch, message: bytes) -> None:
+        self._peer(batch.region.address, batch.remaining_s()).stream.notify(batch, message)
+
+    def pin(self, region: RegionRef, timeout_s: float) -> tuple[ShmPeer, ByteArray]:
+        """The mapped region, kept by its owner until `peer.unpin`. Raises TransferError where it cannot be mapped."""
+        deadline_s = time.monotonic() + timeout_s
+        peer = self._peer(region.address, timeout_s)
+        with self._losing(peer, region.address):
+            peer.pin(region.region_id, deadline_s)
+            mapped = peer.find(region.region_id, deadline_s)
+        if isinstance(mapped, Private):
+            peer.unpin(region.region_id)
+            raise TransferError(f"region {region.region_id} cannot be mapped here; READ it")
+        return peer, mapped
 
     def close(self) -> None:
         with self._lock:
@@ -64,8 +116,53 @@ class ShmTransport:
         for peer in peers.values():
             peer.close()
 
-    def _peer(self, batch: ReadBatch) -> "_Peer":
-        address = batch.region.address
+    def _read_direct(self, peer: ShmPeer, batch: ReadBatch) -> bool:
+        """By map or across; the caller looks whether the peer is still there afterwards."""
+        with self._losing(peer, batch.region.address):
+            source, words = peer.find(batch.region.region_id, batch.deadline_s), None
+            if batch.generation is not None:
+                words = peer.find(batch.generation.region_id, batch.deadline_s)
+        if isinstance(words, Private):
+            return False
+        if isinstance(source, Private):
+            return _read_across(peer, batch, source, words)
+        _copy_all(batch, source, words)
+        return True
+
+    @contextmanager
+    def _losing(self, peer: ShmPeer, address: DataAddress) -> Iterator[None]:
+        """What goes wrong on the control socket ends the peer."""
+        try:
+            yield
+        except ProtocolError:
+            self._forget(peer)
+            raise
+        except OSError as error:
+            self._forget(peer)
+            raise Unavailable(f"{describe(address)} is gone: {error}") from error
+
+    def _sources(self, writes: Sequence[Write]) -> list[bytes]:
+        """For each request, where the target finds our memory: in a region that it can map, else by address."""
+        region, base = self._mappable(writes)
+        ranges = [_moved(w.source, int(w.local.ctypes.data) - base) for w in writes]
+        return [
+            encode_pull_source(
+                PullSource(region=region, ranges=ranges[start : start + wire.MAX_RANGES])
+            )
+            for start in range(0, len(ranges), wire.MAX_RANGES)
+        ]
+
+    def _mappable(self, writes: Sequence[Write]) -> tuple[RegionRef | None, int]:
+        """The shared region that holds all of it, and its address."""
+        found = self._mine.containing([write.local for write in writes])
+        if found is None or found.fd is None or self.local_address is None:
+            return None, 0
+        region = RegionRef(
+            address=self.local_address, region_id=found.region_id, size_bytes=found.size_bytes
+        )
+        return region, found.address
+
+    def _peer(self, address: DataAddress, timeout_s: float) -> ShmPeer:
         key = (address.unix_path, address.epoch)
         peer = self._peers.get(key)
         if peer is not None and peer.is_alive():
@@ -74,7 +171,7 @@ class ShmTransport:
             self._drop_dead()
             peer = self._peers.get(key)
             if peer is None:
-                peer = _Peer.connect(batch)
+                peer = ShmPeer.connect(address, self._secret, timeout_s)
                 self._peers[key] = peer
             return peer
 
@@ -85,7 +182,7 @@ class ShmTransport:
                 del self._peers[key]
                 peer.close()
 
-    def _forget(self, peer: "_Peer") -> None:
+    def _forget(self, peer: ShmPeer) -> None:
         with self._lock:
             for key, other in list(self._peers.items()):
                 if other is peer:
@@ -93,129 +190,57 @@ class ShmTransport:
         peer.close()
 
 
-@dataclass(slots=True)
-class _Peer:
-    sock: socket.socket
-    stream: StreamPool
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    maps: dict[int, ByteArray | None] = field(default_factory=dict)
-    """None: the region is private."""
-    closed: threading.Event = field(default_factory=threading.Event)
-
-    @classmethod
-    def connect(cls, batch: ReadBatch) -> "_Peer":
-        path = batch.region.address.unix_path
-
-        def open_socket(timeout_s: float) -> socket.socket:
-            sock = socket.socket(socket.AF_UNIX)
-            try:
-                sock.settimeout(timeout_s)
-                sock.connect(path)
-            except OSError:
-                sock.close()
-                raise
-            return sock
-
-        try:
-            sock = open_socket(min(batch.remaining_s(), 2.0))
-        except (OSError, ValueError) as error:  # ValueError: a path that can be no address
-            raise Unreachable(f"cannot connect to {path!r}: {error}") from error
-        sock.setblocking(False)  # with a timeout, Python would wait before it looks
-        return cls(sock, StreamPool(open_socket))
-
-    def is_alive(self) -> bool:
-        """Must not wait: a peer that is being asked for a map counts as alive until that fails."""
-        if not self.lock.acquire(blocking=False):
-            return True
-        try:
-            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        finally:
-            self.lock.release()
-
-    def map(self, batch: ReadBatch, region_id: int) -> ByteArray | None:
-        """The peer's region, mapped once; None when it must be streamed."""
-        try:
-            return self.maps[region_id]
-        except KeyError:
-            with self.lock:
-                if region_id not in self.maps:
-                    self.maps[region_id] = self._ask(batch, region_id)
-                return self.maps[region_id]
-
-    def close(self) -> None:
-        self.closed.set()
-        self.sock.close()
-        self.stream.close()
-        self.maps.clear()
-
-    def _ask(self, batch: ReadBatch, region_id: int) -> ByteArray | None:
-        epoch = batch.region.address.epoch
-        request = wire.Request(
-            op=wire.Op.MAP, epoch=epoch, region_id=region_id, generation=None, ranges=()
-        )
-        descriptors: list[int] = []
-        self.sock.settimeout(batch.remaining_s())
-        try:
-            self.sock.sendall(wire.encode_request(request))
-            frame, descriptors, _, _ = socket.recv_fds(self.sock, wire.REPLY.size, 1)
-            return self._parse(batch, frame, descriptors)
-        finally:
-            self.sock.setblocking(False)
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def _parse(self, batch: ReadBatch, frame: bytes, descriptors: list[int]) -> ByteArray | None:
-        name = describe(batch.region.address)
-        if not frame:
-            raise ConnectionResetError("the peer closed the connection")
-        if len(frame) != wire.REPLY.size or not frame.startswith(wire.MAGIC):
-            raise ProtocolError(f"{name} does not speak the data protocol")
-        _, status, length, _ = wire.REPLY.unpack(frame)
-        if status == wire.Status.PRIVATE:
-            return None
-        if status == wire.Status.OK and len(descriptors) == 1:
-            mapped = map_read_only(descriptors[0], length)
-            if mapped.nbytes >= _PREFAULT_BYTES:
-                prefault_in_background(mapped, self.closed)
-            return mapped
-        message = f"{name}: {self.sock.recv(min(length, 1024)).decode(errors='replace')}"
-        raise (StaleEpoch if status == wire.Status.STALE_EPOCH else TransferError)(message)
+def _fields(read: Read) -> tuple[tuple[int, int, int, int], ByteArray, tuple[int, int, int, int]]:
+    remote, local, target = read
+    return (
+        (remote.offset, remote.row_bytes, remote.num_rows, remote.stride_bytes),
+        local,
+        (target.offset, target.row_bytes, target.num_rows, target.stride_bytes),
+    )
 
 
-def map_read_only(descriptor: int, size_bytes: int) -> ByteArray:
-    """Map what a peer sent after making sure that no access to it can fault.
+def _moved(ranges: Strided, offset: int) -> Strided:
+    return Strided(
+        offset=ranges.offset + offset,
+        row_bytes=ranges.row_bytes,
+        num_rows=ranges.num_rows,
+        stride_bytes=ranges.stride_bytes,
+    )
 
-    A memfd must be sealed against shrinking. A file on a tmpfs cannot be sealed: it must be there in full,
-    and our descriptors of it cannot truncate; its owner only ever unlinks it.
-    """
-    status = os.fstat(descriptor)
+
+def _read_across(peer: ShmPeer, batch: ReadBatch, source: Private, words: ByteArray | None) -> bool:
+    if source.address is None or not all(
+        cross_memory.fits(r.remote, r.target) for r in batch.reads
+    ):
+        return False
+    _check_size(batch, source.size_bytes)
+    _check_generation(batch, words)
+    memory = cross_memory.ForeignMemory(peer.pid, source.address)
     try:
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:
-        seals = 0
-    is_whole = status.st_size >= size_bytes and status.st_blocks * 512 >= size_bytes
-    if size_bytes <= 0 or not is_whole or not (seals & fcntl.F_SEAL_SHRINK or status.st_nlink):
-        raise TransferError(
-            f"a peer's region of {size_bytes} bytes is not fully there (file of {status.st_size}); not mapped"
-        )
-    return np.frombuffer(mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ), np.uint8)
+        for index, (remote, local, target) in enumerate(batch.reads):
+            cross_memory.read(memory, remote, local, target, batch.remaining_s)
+            batch.finish(index)
+    except OSError as error:
+        raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
+    _check_generation(batch, words)
+    return True
 
 
 def _copy_all(batch: ReadBatch, region: ByteArray, words: ByteArray | None) -> None:
-    if batch.region.size_bytes > region.nbytes:
-        raise TransferError(
-            f"region {batch.region.region_id} has {region.nbytes} bytes, not {batch.region.size_bytes}"
-        )
+    _check_size(batch, region.nbytes)
     _check_generation(batch, words)
     for index, read in enumerate(batch.reads):
         batch.remaining_s()
         copy(region, read.remote, read.local, read.target)
         batch.finish(index)
     _check_generation(batch, words)
+
+
+def _check_size(batch: ReadBatch, size_bytes: int) -> None:
+    if batch.region.size_bytes > size_bytes:
+        raise TransferError(
+            f"region {batch.region.region_id} has {size_bytes} bytes, not {batch.region.size_bytes}"
+        )
 
 
 def _check_generation(batch: ReadBatch, words: ByteArray | None) -> None:

@@ -1,182 +1,288 @@
-"""READ over a stream socket, UNIX or TCP: a bounded pool of connections to one peer.
+"""READ, WRITE and messages over stream sockets, UNIX or TCP: a bounded pool of connections to one life of one peer.
 
-A failed transfer closes its connection, so nothing of it can still arrive in the caller's memory.
+A failed READ closes its connection, so nothing of it can still arrive in the caller's memory. A failed WRITE is
+fenced (fence.py).
 """
 
 import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from daemons.core.errors import ProtocolError, TransferError, Unavailable
-from daemons.protocol.segment import Strided
-from daemons.transfer.strided import iovecs
-from daemons.transfer.transports import wire
+import numpy as np
+
+from daemons.core.errors import McError, ProtocolError, TransferError, Unavailable
+from daemons.protocol.segment import RegionRef, Strided
+from daemons.transfer.capability import Grant, encode_grant
+from daemons.transfer.strided import contiguous, copy, iovecs
+from daemons.transfer.transports import exchange, sockets, wire
+from daemons.transfer.transports.access import authenticate
 from daemons.transfer.transports.base import (
+    Batch,
+    NotOver,
     ReadBatch,
-    StaleEpoch,
     Unreachable,
+    WriteBatch,
     describe,
 )
+from daemons.transfer.transports.exchange import Private, Refusal, Stream
+from daemons.transfer.transports.fence import GRACE_S, HalfClosed
 
 Connect = Callable[[float], socket.socket]
 """Opens a connection within so many seconds; raises OSError."""
 
-_MAX_CONNECTIONS = 8
-_CALL_TIMEOUT_S = 0.25
-"""Longest wait of one socket call, so that a cancel is noticed."""
+MAX_CONNECTIONS = 8
+_CONNECT_TIMEOUT_S = 2.0
+_REMEMBER_DEAD_S = 0.2
+_MAX_INLINE_ROWS = 256
 
 
 class StreamPool:
-    """Connections to one peer, at most `_MAX_CONNECTIONS`; READs beyond wait for one until their deadline."""
+    """At most MAX_CONNECTIONS; batches beyond wait for one until their deadline."""
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, secret: bytes | None = None) -> None:
+        self.last_used_s = time.monotonic()
         self._connect = connect
-        self._idle: list[socket.socket] = []
+        self._secret = secret
+        self._idle: list[Stream] = []
         self._lock = threading.Lock()
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._dead_until_s = 0.0
+        self._is_closed = False
 
     def read(self, batch: ReadBatch) -> None:
         """All of a batch, in as many requests as its ranges need; on one connection."""
-        if not self._free.acquire(timeout=batch.remaining_s()):
-            raise Unavailable(f"all connections to {describe(batch.region.address)} are busy")
-        try:
-            self._read(batch)
-        finally:
-            self._free.release()
+        with self._slot(batch):
+            stream, is_reused = self._take(batch)
+            try:
+                parts = _parts(len(batch.reads))
+                first = next(parts)
+                try:
+                    _read_part(stream, batch, first)
+                except ConnectionError:
+                    if not is_reused or batch.on_read is not None:
+                        raise
+                    # The peer may have closed an idle connection; ask once more on a new one.
+                    stream.close()
+                    stream = self._open(batch)
+                    _read_part(stream, batch, first)
+                for part in parts:
+                    _read_part(stream, batch, part)
+            except Refusal as refusal:
+                self._give_back(stream)
+                raise refusal.error from None
+            except OSError as error:
+                stream.close()
+                raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
+            except BaseException:
+                stream.close()
+                raise
+            self._give_back(stream)
+
+    def write(self, batch: WriteBatch) -> None:
+        """On return the bytes are readable at the target."""
+
+        def run(stream: Stream) -> None:
+            for part in _parts(len(batch.writes)):
+                _write_part(stream, batch, part)
+                for index in part:
+                    batch.finish(index)
+
+        self._fenced(batch, run)
+
+    def ask_to_pull(self, batch: WriteBatch, bodies: Sequence[bytes]) -> None:
+        """WRITE by the target itself, one body for each MAX_RANGES writes; raises Private when it cannot."""
+
+        def run(stream: Stream) -> None:
+            for part, body in zip(_parts(len(batch.writes)), bodies, strict=True):
+                exchange.ask(stream, _encode_write(wire.Op.PULL, batch, part, body), batch)
+                for index in part:
+                    batch.finish(index)
+
+        self._fenced(batch, run)
+
+    def notify(self, batch: ReadBatch | WriteBatch, message: bytes) -> None:
+        request = _encode(wire.Op.NOTIFY, batch.region, (), batch.capability, body=message)
+        self._fenced(batch, lambda stream: exchange.ask(stream, request, batch))
 
     def close(self) -> None:
         with self._lock:
-            idle, self._idle = self._idle, []
-        for sock in idle:
-            sock.close()
+            idle, self._idle, self._is_closed = self._idle, [], True
+        for stream in idle:
+            stream.close()
 
-    def _read(self, batch: ReadBatch) -> None:
-        sock = self._take()
-        is_reused = sock is not None
-        sock = sock or self._open(batch)
-        try:
-            for part in _parts(len(batch.reads)):
-                request = _encode(batch, part)
-                try:
-                    header = _ask(sock, request, batch)
-                except (ConnectionError, BrokenPipeError):
-                    if not is_reused or part.start:
-                        raise
-                    # The peer may have closed an idle connection; nothing has arrived, so ask once more.
-                    sock.close()
-                    sock, is_reused = self._open(batch), False
-                    header = _ask(sock, request, batch)
-                _receive(sock, header, batch, part)
-        except TransferError as error:
-            if getattr(error, "keeps_connection", False):
-                self._give_back(sock)
-            else:
-                sock.close()
-            raise
-        except OSError as error:
-            sock.close()
-            raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
-        except BaseException:
-            sock.close()
-            raise
-        self._give_back(sock)
+    def _fenced(self, batch: WriteBatch | ReadBatch, run: Callable[[Stream], object]) -> None:
+        """Run what changes the peer. Whatever goes wrong, the path is closed or NotOver says that it is not."""
+        with self._slot(batch):
+            stream = self._take_open(batch)
+            try:
+                run(stream)
+            except Refusal as refusal:
+                self._give_back(stream)
+                raise refusal.error from None
+            except Private:
+                self._give_back(stream)
+                raise
+            except (OSError, McError) as error:
+                why = error.message if isinstance(error, McError) else f"lost the peer: {error}"
+                path = HalfClosed(stream.sock)
+                if not path.wait_closed(GRACE_S):
+                    raise NotOver(f"{why}; the target may still land it", path) from error
+                if isinstance(error, McError):
+                    raise
+                raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
+            self._give_back(stream)
 
-    def _open(self, batch: ReadBatch) -> socket.socket:
+    @contextmanager
+    def _slot(self, batch: Batch) -> Iterator[None]:
+        self.last_used_s = time.monotonic()
+        if not self._free.acquire(blocking=False) and not self._free.acquire(
+            timeout=batch.remaining_s()
+        ):
+            raise Unavailable(f"all connections to {describe(batch.region.address)} are busy")
         try:
-            return self._connect(min(batch.remaining_s(), 2.0))
+            yield
+        finally:
+            self._free.release()
+
+    def _take(self, batch: Batch) -> tuple[Stream, bool]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop(), True
+        return self._open(batch), False
+
+    def _take_open(self, batch: Batch) -> Stream:
+        """One that the peer has not closed meanwhile: a WRITE is never repeated."""
+        while True:
+            stream, is_reused = self._take(batch)
+            if not is_reused or sockets.is_open(stream.sock):
+                return stream
+            stream.close()
+
+    def _open(self, batch: Batch) -> Stream:
+        name = describe(batch.region.address)
+        remaining_s = batch.remaining_s()
+        if time.monotonic() < self._dead_until_s:
+            raise Unreachable(f"cannot connect to {name}: it refused a moment ago")
+        try:
+            sock = self._connect(min(remaining_s, _CONNECT_TIMEOUT_S))
+        except (ConnectionRefusedError, FileNotFoundError, TimeoutError) as error:
+            self._dead_until_s = time.monotonic() + _REMEMBER_DEAD_S
+            raise Unreachable(f"cannot connect to {name}: {error}") from error
         except (OSError, ValueError) as error:  # ValueError: a path or host that can be no address
-            raise Unreachable(
-                f"cannot connect to {describe(batch.region.address)}: {error}"
-            ) from error
+            raise Unreachable(f"cannot connect to {name}: {error}") from error
+        try:
+            if self._secret is not None:
+                authenticate(sock, batch.region.address.epoch, self._secret)
+            sockets.prepare(sock, send_timeout_s=sockets.TICK_S, receive_timeout_s=sockets.TICK_S)
+        except (OSError, ProtocolError) as error:
+            sock.close()
+            raise Unreachable(f"{name} does not let us in: {error}") from error
+        return Stream(sock)
 
-    def _take(self) -> socket.socket | None:
+    def _give_back(self, stream: Stream) -> None:
         with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def _give_back(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._idle.append(sock)
-
-
-class _Refused(TransferError):
-    """The peer answered that it will not; the connection is in step."""
-
-    keeps_connection = True
+            if not self._is_closed:
+                self._idle.append(stream)
+                return
+        stream.close()
 
 
-class _RefusedEpoch(StaleEpoch):
-    keeps_connection = True
+def _parts(count: int) -> Iterator[range]:
+    for start in range(0, max(count, 1), wire.MAX_RANGES):
+        yield range(start, min(start + wire.MAX_RANGES, count))
 
 
-def _parts(num_reads: int) -> Iterator[range]:
-    for start in range(0, num_reads, wire.MAX_RANGES):
-        yield range(start, min(start + wire.MAX_RANGES, num_reads))
-
-
-def _encode(batch: ReadBatch, part: range) -> bytes:
-    ranges: tuple[Strided, ...] = tuple(read.remote for read in batch.reads[part.start : part.stop])
-    guard = batch.generation
+def _encode(
+    op: wire.Op,
+    region: RegionRef,
+    ranges: tuple[Strided, ...],
+    capability: Grant | None,
+    generation: tuple[int, int] | None = None,
+    *,
+    body: bytes = b"",
+) -> bytes:
     return wire.encode_request(
         wire.Request(
-            op=wire.Op.READ,
-            epoch=batch.region.address.epoch,
-            region_id=batch.region.region_id,
-            generation=None if guard is None else (guard.region_id, guard.index),
-            ranges=ranges,
+            op,
+            region.address.epoch,
+            region.region_id,
+            generation,
+            ranges,
+            b"" if capability is None else encode_grant(capability),
+            body,
         )
     )
 
 
-def _ask(sock: socket.socket, request: bytes, batch: ReadBatch) -> tuple[int, int]:
-    """Send and wait for the reply header; returns (payload length, generation before)."""
-    sock.settimeout(batch.remaining_s())
-    sock.sendall(request)
-    frame = bytearray(wire.REPLY.size)
-    _fill(sock, iter([memoryview(frame)]), batch)
-    magic, status, length, generation = wire.REPLY.unpack(frame)
-    if magic != wire.MAGIC:
-        raise ProtocolError(f"{describe(batch.region.address)} does not speak the data protocol")
-    if status != wire.Status.OK:
-        text = bytearray(min(length, 1024))
-        _fill(sock, iter([memoryview(text)]), batch)
-        message = f"{describe(batch.region.address)}: {text.decode(errors='replace')}"
-        raise (_RefusedEpoch if status == wire.Status.STALE_EPOCH else _Refused)(message)
-    return length, generation
+def _encode_write(op: wire.Op, batch: WriteBatch, part: range, body: bytes) -> bytes:
+    ranges = tuple(write.remote for write in batch.writes[part.start : part.stop])
+    return _encode(op, batch.region, ranges, batch.capability, body=body)
 
 
-def _receive(sock: socket.socket, header: tuple[int, int], batch: ReadBatch, part: range) -> None:
-    length, before = header
+def _read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
     reads = batch.reads[part.start : part.stop]
-    if length != sum(read.remote.length for read in reads):
+    if not reads:
+        return
+    ranges = tuple([read.remote for read in reads])
+    guard = batch.generation
+    word = None if guard is None else (guard.region_id, guard.index)
+    request = _encode(wire.Op.READ, batch.region, ranges, batch.capability, word)
+    length = sum(r.row_bytes * r.num_rows for r in ranges)
+    if length <= wire.MAX_INLINE and sum(r.num_rows for r in ranges) <= _MAX_INLINE_ROWS:
+        payload, before, after = exchange.ask_small(stream, request, length, batch)
+        batch.check_generation(before)
+        batch.check_generation(after)
+        _scatter(payload, batch, part)
+        return
+    announced, before = exchange.ask(stream, request, batch)
+    if length != announced:
         raise TransferError(
-            f"{describe(batch.region.address)} announced {length} bytes, a wrong number"
+            f"{describe(batch.region.address)} announced {announced} bytes, a wrong number"
         )
     batch.check_generation(before)
-    if batch.on_read is None:
+    trailer = stream.scratch[: wire.TRAILER.size]
+    if batch.on_read is None and batch.progress is None:
         vectors = (iovecs(read.local.data, read.target) for read in reads)
-        _fill(sock, itertools.chain.from_iterable(vectors), batch)
+        exchange.fill(stream.sock, itertools.chain(*vectors, [trailer]), batch)
     else:
         for index, read in enumerate(reads, part.start):
-            _fill(sock, iovecs(read.local.data, read.target), batch)
+            exchange.fill(stream.sock, iovecs(read.local.data, read.target), batch)
             batch.finish(index)
-    frame = bytearray(wire.TRAILER.size)
-    _fill(sock, iter([memoryview(frame)]), batch)
-    magic, after = wire.TRAILER.unpack(frame)
+        exchange.fill(stream.sock, iter([trailer]), batch)
+    magic, after = wire.TRAILER.unpack(trailer)
     if magic != wire.MAGIC:
         raise ProtocolError(f"{describe(batch.region.address)} lost step on the data connection")
     batch.check_generation(after)
 
 
-def _fill(sock: socket.socket, vectors: Iterator[memoryview], batch: ReadBatch) -> None:
-    """Receive into all vectors before the batch's deadline, noticing a cancel."""
-    for window in wire.windows(vectors):
-        while window:
-            sock.settimeout(min(batch.remaining_s(), _CALL_TIMEOUT_S))
-            try:
-                count = sock.recvmsg_into(window)[0]
-            except TimeoutError:
-                continue
-            if count == 0:
-                raise ConnectionResetError("the peer closed the connection")
-            wire.drop_front(window, count)
+def _scatter(payload: memoryview, batch: ReadBatch, part: range) -> None:
+    start = 0
+    for index in part:
+        _, local, target = batch.reads[index]
+        length = target.row_bytes * target.num_rows
+        if target.num_rows == 1:
+            local.data[target.offset : target.offset + length] = payload[start : start + length]
+        else:
+            source = np.frombuffer(payload, np.uint8)
+            copy(source, contiguous(start, length), local, target)
+        start += length
+        batch.finish(index)
+
+
+def _write_part(stream: Stream, batch: WriteBatch, part: range) -> None:
+    writes = batch.writes[part.start : part.stop]
+    if not writes:
+        return
+    vectors = itertools.chain.from_iterable(
+        iovecs(write.local.data, write.source) for write in writes
+    )
+    if sum(write.remote.length for write in writes) <= wire.MAX_INLINE:
+        body = b"".join(vectors)
+        exchange.ask(stream, _encode_write(wire.Op.WRITE, batch, part, body), batch)
+        return
+    exchange.ask(stream, _encode_write(wire.Op.STREAM, batch, part, b""), batch)
+    exchange.send(stream.sock, vectors, batch)
+    exchange.answer(stream, batch)

@@ -1,44 +1,118 @@
-"""READ from peers on other hosts, scattered straight into the caller's memory."""
+"""Peers on other hosts: scattered into and gathered from memory in place; large batches over several streams."""
 
+import os
 import socket
 import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress
-from daemons.transfer.transports.base import ReadBatch
+from daemons.transfer.transports import sockets
+from daemons.transfer.transports.base import ReadBatch, WriteBatch
 from daemons.transfer.transports.stream import StreamPool
+from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
+
+_MIN_STRIPE_BYTES = 2 << 20
+_MAX_STREAMS = 4
+_MAX_POOLS = 128
+_NUM_WORKERS = 16
+
+
+def default_streams() -> int:
+    """More streams than half the CPUs only make the two ends take turns."""
+    return max(1, min(_MAX_STREAMS, (os.cpu_count() or 1) // 2 + 1))
 
 
 class TcpTransport:
-    """One pool of connections per "host:port"."""
+    """One pool of connections for each life of each "host:port"."""
 
     scheme: ClassVar[str] = "tcp"
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes | None = None, num_streams: int | None = None) -> None:
+        self._secret = secret
+        self._num_streams = num_streams or default_streams()
         self._lock = threading.Lock()
-        self._pools: dict[str, StreamPool] = {}
+        self._pools: dict[tuple[str, int], StreamPool] = {}
+        self._workers: ThreadPoolExecutor | None = None
 
     def reaches(self, address: DataAddress) -> bool:
         return bool(address.tcp)
 
     def read(self, batch: ReadBatch) -> None:
-        self._pool(batch.region.address.tcp).read(batch)
+        pool = self._pool(batch.region.address)
+        length = 0 if batch.on_read else sum(read.remote.length for read in batch.reads)
+        self._run(batch, pool, length, pool.read, cut_reads)
+        # One stream reports by itself.
+        if self._is_striped(length) and batch.progress is not None:
+            for index in range(len(batch.reads)):
+                batch.progress(index)
+
+    def write(self, batch: WriteBatch) -> None:
+        pool = self._pool(batch.region.address)
+        self._run(batch, pool, batch.length, pool.write, cut_writes)
+        if self._is_striped(batch.length):
+            for index in range(len(batch.writes)):
+                batch.finish(index)
+
+    def notify(self, batch: ReadBatch | WriteBatch, message: bytes) -> None:
+        self._pool(batch.region.address).notify(batch, message)
 
     def close(self) -> None:
         with self._lock:
             pools, self._pools = self._pools, {}
         for pool in pools.values():
             pool.close()
+        if self._workers is not None:
+            self._workers.shutdown()
 
-    def _pool(self, endpoint: str) -> StreamPool:
+    def _is_striped(self, length: int) -> bool:
+        return self._num_streams > 1 and length >= 2 * _MIN_STRIPE_BYTES
+
+    def _run(
+        self,
+        batch: B,
+        pool: StreamPool,
+        length: int,
+        run: Callable[[B], None],
+        cut: Callable[[B, int], Sequence[B]],
+    ) -> None:
+        if not self._is_striped(length):
+            run(batch)
+            return
+        parts = cut(batch, min(self._num_streams, length // _MIN_STRIPE_BYTES))
+        run_parts(batch, parts, run, self._striping())
+
+    def _striping(self) -> ThreadPoolExecutor:
         with self._lock:
-            pool = self._pools.get(endpoint)
-            if pool is None:
-                host, port = split_endpoint(endpoint)
-                pool = StreamPool(lambda timeout_s: _connect(host, port, timeout_s))
-                self._pools[endpoint] = pool
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="mc-stripe")
+            return self._workers
+
+    def _pool(self, address: DataAddress) -> StreamPool:
+        key = (address.tcp, address.epoch)
+        pool = self._pools.get(key)
+        if pool is not None:
             return pool
+        with self._lock:
+            pool = self._pools.get(key)
+            if pool is None:
+                host, port = split_endpoint(address.tcp)
+                pool = StreamPool(lambda timeout_s: _connect(host, port, timeout_s), self._secret)
+                self._drop_old(address.tcp)
+                self._pools[key] = pool
+            return pool
+
+    def _drop_old(self, endpoint: str) -> None:
+        """Pools of earlier lives of this address, and the least used one when there are many."""
+        old = [key for key in self._pools if key[0] == endpoint]
+        if len(self._pools) - len(old) >= _MAX_POOLS:
+            old.append(min(self._pools, key=lambda key: self._pools[key].last_used_s))
+        for key in old:
+            pool = self._pools.pop(key, None)
+            if pool is not None:
+                pool.close()
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -50,6 +124,12 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    sock = socket.create_connection((host, port), timeout=timeout_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sockets.set_buffers(sock)
+        sock.settimeout(timeout_s)
+        sock.connect((host, port))
+    except OSError:
+        sock.close()
+        raise
     return sock

@@ -1,9 +1,11 @@
-"""Frames of the data port, shared by TCP and UNIX sockets: a fixed header, then ranges; replies end in a trailer.
+"""Frames of the data port, shared by TCP and UNIX sockets: a fixed header, ranges, a capability, a body.
 
-    request  magic op flags num_ranges epoch region_id generation_region generation_index [range...]
-    reply    magic status length generation   payload   magic generation-after
+    request  magic op flags num_ranges capability_bytes body_bytes epoch region generation-region generation-index
+             [range...] [capability] [body]
+    reply    magic status length word    payload    (READ only) magic word-after
 
-Everything read from a socket is hostile until it is checked here; what does not parse closes the connection.
+One request at a time on a connection. Everything read from a socket is hostile until it is checked here; what does
+not parse closes the connection.
 """
 
 import socket
@@ -15,17 +17,25 @@ from enum import IntEnum
 from daemons.core.errors import ProtocolError
 from daemons.protocol.segment import Strided
 
-MAGIC = b"MCd1"
+MAGIC = b"MCd2"
 MAX_RANGES = 512
 MAX_ROWS = 1 << 20
 """Per request: bounds what one frame can make the server do."""
 
-REQUEST = struct.Struct("<4sBBHQQQQ")
+MAX_INLINE = 64 << 10
+"""A WRITE up to here carries its bytes in the request; a READ up to here is answered with one send."""
+
+MAX_BODY = 128 << 10
+MAX_CAPABILITY = 64 << 10
+
+REQUEST = struct.Struct("<4sBBHIIQQQQ")
 RANGE = struct.Struct("<QQQQ")
 REPLY = struct.Struct("<4sBxxxQQ")
 TRAILER = struct.Struct("<4sxxxxQ")
 
-_WINDOW_BYTES = 4 << 20
+_WINDOW_BYTES = 1 << 20
+"""Moved with one call: a cancel is noticed between calls, and what is copied is still in the cache."""
+
 _WINDOW_VECTORS = 512
 """Vectors a call: below IOV_MAX (1024), and few enough that a partial send wastes little."""
 
@@ -35,14 +45,46 @@ class Op(IntEnum):
     MAP = 2
     """UNIX sockets only: the reply carries a read-only descriptor of the region."""
 
+    WRITE = 3
+    """The body is the bytes."""
+
+    STREAM = 4
+    """WRITE of more: the bytes follow once the reply says OK, and a second reply says that they are readable."""
+
+    PULL = 5
+    """WRITE done by the target: the body says which memory of the writer it should read."""
+
+    NOTIFY = 6
+    """The body is a message to the owner."""
+
+    AUTH = 7
+    """Without a body: asks for a nonce. With one: the answer to it, which makes the peer a daemon."""
+
+    PIN = 8
+    UNPIN = 9
+    """UNIX sockets only; pins end with the connection."""
+
+
+WITH_RANGES = frozenset((Op.READ, Op.WRITE, Op.STREAM, Op.PULL))
+
 
 class Status(IntEnum):
     OK = 0
     STALE_EPOCH = 1
     REFUSED = 2
-    """Unknown region or ranges outside of it; the payload says which."""
+    """Unknown region, ranges outside of it, not registered for WRITE; the payload says which."""
+
     PRIVATE = 3
-    """MAP of memory that cannot be mapped: READ it instead."""
+    """MAP of memory that cannot be mapped, or PULL of memory that cannot be read: stream it instead.
+
+    After a MAP `word` is the address for cross-memory reads, 0 where they are not allowed.
+    """
+
+    FORBIDDEN = 4
+    """The capability does not allow it."""
+
+    FULL = 5
+    """The owner takes no more notifications now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,45 +92,56 @@ class Request:
     op: Op
     epoch: int
     region_id: int
-    generation: tuple[int, int] | None
+    generation: tuple[int, int] | None = None
     """(region, index) of the word to report before and after."""
-    ranges: tuple[Strided, ...]
+    ranges: tuple[Strided, ...] = ()
+    capability: bytes = b""
+    body: bytes = b""
 
 
 def encode_request(request: Request) -> bytes:
     region, index = request.generation or (0, 0)
-    header = REQUEST.pack(
-        MAGIC,
-        request.op,
-        request.generation is not None,
-        len(request.ranges),
-        request.epoch,
-        request.region_id,
-        region,
-        index,
-    )
-    return header + b"".join(
-        RANGE.pack(r.offset, r.row_bytes, r.num_rows, r.stride_bytes) for r in request.ranges
-    )
+    parts = [
+        REQUEST.pack(
+            MAGIC,
+            request.op,
+            request.generation is not None,
+            len(request.ranges),
+            len(request.capability),
+            len(request.body),
+            request.epoch,
+            request.region_id,
+            region,
+            index,
+        )
+    ]
+    parts += [RANGE.pack(r.offset, r.row_bytes, r.num_rows, r.stride_bytes) for r in request.ranges]
+    parts += [request.capability, request.body]
+    return b"".join(parts)
 
 
 def request_length(header: bytes | bytearray) -> int:
     """Bytes of the whole request; raises ProtocolError for what no peer of ours sends."""
-    magic, op, flags, num_ranges, *_ = REQUEST.unpack_from(header)
-    if magic != MAGIC or op not in (Op.READ, Op.MAP) or flags > 1:
+    magic, op, flags, num_ranges, num_capability, num_body, *_ = REQUEST.unpack_from(header)
+    if magic != MAGIC or not Op.READ <= op <= Op.UNPIN or flags > 1:
         raise ProtocolError("not a data request")
-    if (num_ranges == 0) != (op == Op.MAP) or num_ranges > MAX_RANGES:
+    if (num_ranges > 0) != (op in WITH_RANGES) or num_ranges > MAX_RANGES:
         raise ProtocolError(f"{num_ranges} ranges in a data request")
-    return REQUEST.size + RANGE.size * int(num_ranges)
+    if num_capability > MAX_CAPABILITY or num_body > MAX_BODY:
+        raise ProtocolError(f"{num_capability} + {num_body} bytes behind a data request")
+    return int(REQUEST.size + RANGE.size * num_ranges + num_capability + num_body)
 
 
 def decode_request(frame: bytes | bytearray) -> Request:
     """Parse a frame of `request_length` bytes. Bounds against the region are the server's to check."""
-    _, op, flags, _, epoch, region_id, *generation = REQUEST.unpack_from(frame)
+    _, op, flags, num_ranges, num_capability, _, epoch, region_id, *generation = (
+        REQUEST.unpack_from(frame)
+    )
+    end = REQUEST.size + RANGE.size * num_ranges
     ranges = tuple(
         Strided(offset=offset, row_bytes=row_bytes, num_rows=num_rows, stride_bytes=stride_bytes)
         for offset, row_bytes, num_rows, stride_bytes in RANGE.iter_unpack(
-            memoryview(frame)[REQUEST.size :]
+            memoryview(frame)[REQUEST.size : end]
         )
     )
     if sum(r.num_rows for r in ranges) > MAX_ROWS:
@@ -99,24 +152,30 @@ def decode_request(frame: bytes | bytearray) -> Request:
         region_id=region_id,
         generation=(generation[0], generation[1]) if flags else None,
         ranges=ranges,
+        capability=bytes(frame[end : end + num_capability]),
+        body=bytes(frame[end + num_capability :]),
     )
 
 
-def send_vectors(sock: socket.socket, vectors: Iterator[memoryview]) -> None:
-    """Gather straight from memory; resumes after partial sends. The socket's timeout bounds each call."""
-    for window in windows(vectors):
-        while window:
-            drop_front(window, sock.sendmsg(window))
+def reply(status: Status, length: int = 0, word: int = 0) -> bytes:
+    return REPLY.pack(MAGIC, status, length, word)
 
 
 def windows(vectors: Iterator[memoryview]) -> Iterator[list[memoryview]]:
-    """Lists fit for one sendmsg or recvmsg_into."""
+    """Lists fit for one sendmsg or recvmsg_into; a long vector is cut."""
     window: list[memoryview] = []
     size = 0
-    for vector in vectors:
-        window.append(vector)
-        size += vector.nbytes
-        if size >= _WINDOW_BYTES or len(window) == _WINDOW_VECTORS:
+    for whole in vectors:
+        vector = whole
+        while size + vector.nbytes > _WINDOW_BYTES:
+            window.append(vector[: _WINDOW_BYTES - size])
+            vector = vector[_WINDOW_BYTES - size :]
+            yield window
+            window, size = [], 0
+        if vector.nbytes:
+            window.append(vector)
+            size += vector.nbytes
+        if len(window) == _WINDOW_VECTORS:
             yield window
             window, size = [], 0
     if window:
@@ -134,3 +193,12 @@ def drop_front(window: list[memoryview], count: int) -> None:
     del window[:done]
     if count:
         window[0] = window[0][count:]
+
+
+def send_window(sock: socket.socket, window: list[memoryview]) -> int:
+    return sock.sendmsg(window)
+
+
+def receive_window(sock: socket.socket, window: list[memoryview]) -> int:
+    """Waits for all of it or the socket's own timeout; 0 is the end of the connection."""
+    return sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from daemons.core.errors import ConfigError, TransferError
-from daemons.transfer.memory import RegionTable, allocate_shared, as_bytes, host_id
+from daemons.transfer.buffers import as_bytes
+from daemons.transfer.memory import allocate_shared, host_id
+from daemons.transfer.regions import RegionTable
 
 
 def test_anonymous_shared_memory_cannot_shrink() -> None:

@@ -1,0 +1,125 @@
+"""Descriptors that open one thing: these ranges of a region, for one operation, until the owner's clock says so.
+
+The owner signs them with a key of its epoch and keeps no list; what was changed on the way does not verify.
+"""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from daemons.core.errors import TransferError
+from daemons.protocol.base import Record
+from daemons.protocol.segment import RegionRef, Strided
+
+Operation = Literal["read", "write"]
+MAX_RANGES = 512
+_MAC_BYTES = 16
+
+
+class BadCapability(TransferError):
+    """Missing, forged, expired, or for other bytes or another operation; nothing was moved."""
+
+    code = "bad_capability"
+
+
+class Grant(Record, frozen=True, kw_only=True):
+    """What a peer sends back with its request."""
+
+    operation: Operation
+    ranges: tuple[Strided, ...]
+    expires_ms: int
+    """On the owner's monotonic clock: nobody else can compare it."""
+    generation: tuple[int, int] | None
+    """The (region, index) of the word that may be asked for along with the bytes."""
+    mac: bytes
+
+
+class Capability(Record, frozen=True, kw_only=True):
+    """To be sent to whoever may do what `grant` says; valid for the holder, whoever that is."""
+
+    region: RegionRef
+    grant: Grant
+
+
+encode_grant = msgspec.msgpack.Encoder().encode
+_decode_grant = msgspec.msgpack.Decoder(Grant).decode
+
+
+class CapabilityKey:
+    """Signs and checks for one epoch. Pure but for the clock it is given."""
+
+    def __init__(self, epoch: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._epoch = epoch
+        self._key = secrets.token_bytes(32)
+        self._now_s = now_s
+
+    def grant(
+        self,
+        region_id: int,
+        ranges: Sequence[Strided],
+        operation: Operation,
+        ttl_s: float,
+        generation: tuple[int, int] | None = None,
+    ) -> Grant:
+        """The caller has checked that the ranges lie inside the region."""
+        if not 0 < len(ranges) <= MAX_RANGES:
+            raise TransferError(f"a capability has 1..{MAX_RANGES} ranges, not {len(ranges)}")
+        unsigned = Grant(
+            operation=operation,
+            ranges=tuple(ranges),
+            expires_ms=int((self._now_s() + ttl_s) * 1000),
+            generation=generation,
+            mac=b"",
+        )
+        return msgspec.structs.replace(unsigned, mac=self._mac(region_id, unsigned))
+
+    def check(
+        self,
+        packed: bytes,
+        region_id: int,
+        operation: Operation,
+        ranges: Sequence[Strided],
+        generation: tuple[int, int] | None,
+    ) -> None:
+        """Raise BadCapability unless `packed` allows all of it now."""
+        if not packed:
+            raise BadCapability("this region is opened by a capability only; the request has none")
+        try:
+            grant = _decode_grant(packed)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadCapability(f"the capability cannot be read: {error}") from error
+        unsigned = msgspec.structs.replace(grant, mac=b"")
+        if not hmac.compare_digest(grant.mac, self._mac(region_id, unsigned)):
+            raise BadCapability("the capability was not given out by this process for this region")
+        if grant.expires_ms <= self._now_s() * 1000:
+            raise BadCapability("the capability has expired")
+        if grant.operation != operation:
+            raise BadCapability(f"the capability is for {grant.operation}, not {operation}")
+        if generation not in (None, grant.generation):
+            raise BadCapability("the capability is for another generation word")
+        for wanted in ranges:
+            if not any(_covers(granted, wanted) for granted in grant.ranges):
+                raise BadCapability("the request leaves the ranges of its capability")
+
+    def _mac(self, region_id: int, unsigned: Grant) -> bytes:
+        signed = msgspec.msgpack.encode((self._epoch, region_id, unsigned))
+        return hashlib.blake2b(signed, key=self._key, digest_size=_MAC_BYTES).digest()
+
+
+def _covers(granted: Strided, wanted: Strided) -> bool:
+    """Whether each run of `wanted` lies inside one run of `granted`; both are well formed."""
+    if granted.num_rows == 1:
+        return granted.offset <= wanted.offset and wanted.end <= granted.end
+    row, column = divmod(wanted.offset - granted.offset, granted.stride_bytes)
+    is_same_step = wanted.num_rows == 1 or wanted.stride_bytes == granted.stride_bytes
+    return (
+        is_same_step
+        and row >= 0
+        and column + wanted.row_bytes <= granted.row_bytes
+        and row + wanted.num_rows <= granted.num_rows
+    )

@@ -1,0 +1,105 @@
+"""A submitted list of batches, slice by slice: what has been moved, what failed, and when it is really over."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Literal, NamedTuple
+
+from daemons.core.errors import Unavailable
+from daemons.transfer.transports.base import Cancelled, NotOver, ReadBatch, WriteBatch
+
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
+
+
+class SliceStatus(NamedTuple):
+    """One Read or Write. `num_bytes` of it are in place; only "done" says that they may be trusted."""
+
+    state: State
+    num_bytes: int
+    length: int
+
+
+class BatchStatus:
+    """Written by the thread that runs the batch, read by anyone."""
+
+    def __init__(self, batch: ReadBatch | WriteBatch) -> None:
+        parts = batch.reads if isinstance(batch, ReadBatch) else batch.writes
+        self._lengths = [part.remote.length for part in parts]
+        self._moved = [False] * len(parts)
+        self.state: State = "waiting"
+
+    def moved(self, index: int) -> None:
+        self._moved[index] = True
+
+    def slices(self) -> list[SliceStatus]:
+        state = self.state
+        return [
+            SliceStatus(state, length if state == "done" or is_moved else 0, length)
+            for length, is_moved in zip(self._lengths, self._moved, strict=True)
+        ]
+
+
+class Handle:
+    """Local memory may be reused, and a WRITE can no longer land, once `is_over`; not before."""
+
+    def __init__(self, batches: Sequence[BatchStatus], cancelled: threading.Event) -> None:
+        self._batches = batches
+        self._cancelled = cancelled
+        self.future: Future[None]
+        """Set by the engine right after it was made."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
+        return self.future.done()
+
+    @property
+    def is_over(self) -> bool:
+        """Done, and no WRITE of it can still land at a target that does not answer."""
+        return self.future.done() and self.fence(0.0)
+
+    def slices(self) -> list[SliceStatus]:
+        """Of all batches, in order. A WRITE that was given up is "running" until its path is closed."""
+        is_over = self.is_over
+        return [
+            part._replace(state="running")
+            if part.state in ("failed", "cancelled") and not is_over
+            else part
+            for batch in self._batches
+            for part in batch.slices()
+        ]
+
+    def cancel(self) -> None:
+        """Ask it to stop; `wait` then raises Cancelled, unless it was done before."""
+        self._cancelled.set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Raise what went wrong; `Unavailable` when it still runs after `timeout_s`."""
+        try:
+            self.future.result(timeout_s)
+        except FutureTimeoutError as error:
+            raise Unavailable(f"transfer still runs after {timeout_s:g} s") from error
+
+    def fence(self, timeout_s: float) -> bool:
+        """Wait until it is over; False when a target has still not closed its side of a given-up WRITE."""
+        deadline_s = time.monotonic() + timeout_s
+        if not self.future.done():
+            try:
+                self.future.exception(timeout_s)
+            except FutureTimeoutError:
+                return False
+        error = self.future.exception(0)
+        if not isinstance(error, NotOver):
+            return True
+        return error.path.wait_closed(max(0.0, deadline_s - time.monotonic()))
+
+
+def state_after(error: BaseException | None, cancelled: threading.Event) -> State:
+    if error is None:
+        return "done"
+    is_cancelled = isinstance(error, Cancelled) or (
+        isinstance(error, NotOver) and cancelled.is_set()
+    )
+    return "cancelled" if is_cancelled else "failed"

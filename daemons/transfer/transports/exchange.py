@@ -1,0 +1,136 @@
+"""One request and its answer on a data connection, from the asking side. Calls wait a tick at a time.
+
+`Refusal`s leave the connection in step; any other error means that it must be closed.
+"""
+
+import socket
+from collections.abc import Iterator
+
+from daemons.core.errors import Exhausted, ProtocolError, TransferError
+from daemons.transfer.capability import BadCapability
+from daemons.transfer.transports import wire
+from daemons.transfer.transports.base import Batch, StaleEpoch, describe
+
+_SCRATCH_BYTES = wire.REPLY.size + wire.MAX_INLINE + wire.TRAILER.size
+
+
+class Stream:
+    """A prepared socket and room for a small answer: what is not payload must never reach the caller's memory."""
+
+    __slots__ = ("scratch", "sock")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def ask(stream: Stream, request: bytes, batch: Batch) -> tuple[int, int]:
+    """Send, and wait for the header of the answer: (payload length, word). Raises what the status says."""
+    send(stream.sock, iter([memoryview(request)]), batch)
+    return answer(stream, batch)
+
+
+def answer(stream: Stream, batch: Batch) -> tuple[int, int]:
+    fill(stream.sock, iter([stream.scratch[: wire.REPLY.size]]), batch)
+    return check_header(stream, batch, wire.REPLY.size)
+
+
+def ask_small(
+    stream: Stream, request: bytes, length: int, batch: Batch
+) -> tuple[memoryview, int, int]:
+    """A READ answered with one send: (payload, word before, word after); the payload is in the scratch."""
+    sock, scratch = stream.sock, stream.scratch
+    try:
+        is_sent = sock.send(request) == len(request)
+    except BlockingIOError:
+        is_sent = False
+    if not is_sent:
+        raise ConnectionAbortedError("the peer does not take a request")
+    start, end = wire.REPLY.size, wire.REPLY.size + length
+    wanted, have = end + wire.TRAILER.size, 0
+    word: int | None = None
+    while have < wanted:
+        try:
+            count = sock.recv_into(scratch[have:wanted])
+        except BlockingIOError:
+            batch.remaining_s()
+            continue
+        if not count:
+            raise ConnectionResetError("the peer closed the connection")
+        have += count
+        if word is None and have >= start:
+            announced, word = check_header(stream, batch, have)
+            if announced != length:
+                raise ProtocolError(f"{describe(batch.region.address)} announced {announced} bytes")
+    magic, after = wire.TRAILER.unpack(scratch[end:wanted])
+    if magic != wire.MAGIC or word is None:
+        raise ProtocolError(f"{describe(batch.region.address)} lost step on the data connection")
+    return scratch[start:end], word, after
+
+
+def check_header(stream: Stream, batch: Batch, have: int) -> tuple[int, int]:
+    """The header at the front of the scratch; raises what a refusal says, once all of its text is there."""
+    magic, status, length, word = wire.REPLY.unpack_from(stream.scratch)
+    if magic != wire.MAGIC:
+        raise ProtocolError(f"{describe(batch.region.address)} does not speak the data protocol")
+    if status in (wire.Status.OK, wire.Status.PRIVATE):
+        if status == wire.Status.PRIVATE:
+            raise Private("it is not to be had that way")
+        return length, word
+    end = wire.REPLY.size + min(length, 1024)
+    fill(stream.sock, iter([stream.scratch[min(have, end) : end]]), batch)
+    text = bytes(stream.scratch[wire.REPLY.size : end]).decode(errors="replace")
+    raise refusal(status, f"{describe(batch.region.address)}: {text}")
+
+
+class Refusal(Exception):
+    """The peer answered no: `error` is for the caller, the connection stays good."""
+
+    def __init__(self, error: TransferError | Exhausted) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Private(Exception):  # an answer, not an error: another way must be taken
+    """The peer answered that this memory must be streamed."""
+
+
+def refusal(status: int, message: str) -> Refusal:
+    if status == wire.Status.STALE_EPOCH:
+        return Refusal(StaleEpoch(message))
+    if status == wire.Status.FORBIDDEN:
+        return Refusal(BadCapability(message))
+    if status == wire.Status.FULL:
+        return Refusal(Exhausted(f"{message}the owner's queue of notifications is full"))
+    return Refusal(TransferError(message))
+
+
+def send(sock: socket.socket, vectors: Iterator[memoryview], batch: Batch) -> None:
+    """Gather straight from memory until the batch's deadline or cancel."""
+    for window in wire.windows(vectors):
+        while window:
+            batch.remaining_s()
+            try:
+                count = wire.send_window(sock, window)
+            except BlockingIOError:
+                continue
+            wire.drop_front(window, count)
+
+
+def fill(sock: socket.socket, vectors: Iterator[memoryview], batch: Batch) -> None:
+    """Scatter straight into memory until the batch's deadline or cancel."""
+    for window in wire.windows(vectors):
+        while window:
+            try:
+                count = wire.receive_window(sock, window)
+            except BlockingIOError:
+                batch.remaining_s()
+                continue
+            if count == 0:
+                raise ConnectionResetError("the peer closed the connection")
+            wire.drop_front(window, count)
+            if window:
+                batch.remaining_s()

@@ -1,0 +1,180 @@
+"""What we hold of one process on this host: its control socket, maps of its regions, and pins of our views.
+
+The control socket stays open: when it ends the peer died or took a region away, and every map is dropped. A copy
+counts only if the socket was still open after it.
+"""
+
+import fcntl
+import mmap
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from daemons.core.errors import ProtocolError, TransferError, Unavailable
+from daemons.core.units import MIB
+from daemons.protocol.segment import DataAddress
+from daemons.transfer.capability import BadCapability
+from daemons.transfer.prefault import prefault_in_background
+from daemons.transfer.strided import ByteArray
+from daemons.transfer.transports import cross_memory, sockets, wire
+from daemons.transfer.transports.access import authenticate
+from daemons.transfer.transports.base import StaleEpoch, Unreachable, describe
+from daemons.transfer.transports.stream import StreamPool
+
+_PREFAULT_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """Memory of the peer that cannot be mapped. `address` None: it must be streamed."""
+
+    address: int | None
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class ShmPeer:
+    address: DataAddress
+    sock: socket.socket
+    pid: int
+    stream: StreamPool
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    maps: dict[int, ByteArray] = field(default_factory=dict)
+    private: dict[int, Private] = field(default_factory=dict)
+    closed: threading.Event = field(default_factory=threading.Event)
+    can_pull: bool = True
+    """Whether it could read our memory so far."""
+
+    @classmethod
+    def connect(cls, address: DataAddress, secret: bytes | None, timeout_s: float) -> "ShmPeer":
+        path = address.unix_path
+
+        def open_socket(timeout_s: float) -> socket.socket:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.settimeout(timeout_s)
+                sock.connect(path)
+            except OSError:
+                sock.close()
+                raise
+            return sock
+
+        try:
+            sock = open_socket(min(timeout_s, 2.0))
+        except (OSError, ValueError) as error:  # ValueError: a path that can be no address
+            raise Unreachable(f"cannot connect to {path!r}: {error}") from error
+        try:
+            if secret is not None:
+                authenticate(sock, address.epoch, secret)
+            sockets.prepare(sock, send_timeout_s=sockets.TICK_S, receive_timeout_s=sockets.TICK_S)
+            pid, _ = sockets.peer_credentials(sock)
+        except (OSError, ProtocolError) as error:
+            sock.close()
+            raise Unreachable(f"{describe(address)} does not let us in: {error}") from error
+        return cls(address, sock, pid, StreamPool(open_socket, secret))
+
+    def is_alive(self) -> bool:
+        return not self.closed.is_set() and sockets.is_open(self.sock)
+
+    def find(self, region_id: int, deadline_s: float) -> ByteArray | Private:
+        """The peer's region, mapped once. Raises OSError when the peer is gone."""
+        found = self.maps.get(region_id)
+        if found is not None:
+            return found
+        with self.lock:
+            if region_id not in self.maps and region_id not in self.private:
+                self._map(region_id, deadline_s)
+            return self.maps[region_id] if region_id in self.maps else self.private[region_id]
+
+    def pin(self, region_id: int, deadline_s: float) -> None:
+        with self.lock:
+            frame, _ = self._exchange(wire.Op.PIN, region_id, deadline_s)
+            self._check(frame, deadline_s)
+
+    def unpin(self, region_id: int) -> None:
+        """Nothing to do when the peer is gone: the pin went with the socket."""
+        deadline_s = time.monotonic() + 1.0
+        try:
+            with self.lock:
+                if not self.closed.is_set():
+                    frame, _ = self._exchange(wire.Op.UNPIN, region_id, deadline_s)
+                    self._check(frame, deadline_s)
+        except (OSError, TransferError, ProtocolError, Unavailable):
+            sockets.shut(self.sock)
+
+    def close(self) -> None:
+        self.closed.set()
+        self.sock.close()
+        self.stream.close()
+        self.maps.clear()
+
+    def _map(self, region_id: int, deadline_s: float) -> None:
+        frame, descriptors = self._exchange(wire.Op.MAP, region_id, deadline_s)
+        try:
+            status, length, word = self._check(frame, deadline_s)
+            if status == wire.Status.PRIVATE:
+                is_readable = bool(word and self.pid) and cross_memory.is_permitted(self.pid, word)
+                self.private[region_id] = Private(word if is_readable else None, length)
+                return
+            if len(descriptors) != 1:
+                raise ProtocolError(f"{describe(self.address)} sent no descriptor of its memory")
+            mapped = map_read_only(descriptors[0], length)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if mapped.nbytes >= _PREFAULT_BYTES:
+            prefault_in_background(mapped, self.closed)
+        self.maps[region_id] = mapped
+
+    def _exchange(self, op: wire.Op, region_id: int, deadline_s: float) -> tuple[bytes, list[int]]:
+        self.sock.sendall(wire.encode_request(wire.Request(op, self.address.epoch, region_id)))
+        while True:
+            try:
+                frame, descriptors, _, _ = socket.recv_fds(self.sock, wire.REPLY.size, 1)
+            except BlockingIOError:
+                self._check_time(deadline_s)
+                continue
+            return frame, descriptors
+
+    def _check(self, frame: bytes, deadline_s: float) -> tuple[int, int, int]:
+        name = describe(self.address)
+        if not frame:
+            raise ConnectionResetError("the peer closed the connection")
+        if len(frame) != wire.REPLY.size or not frame.startswith(wire.MAGIC):
+            raise ProtocolError(f"{name} does not speak the data protocol")
+        _, status, length, word = wire.REPLY.unpack(frame)
+        if status in (wire.Status.OK, wire.Status.PRIVATE):
+            return status, length, word
+        self._check_time(deadline_s)
+        message = f"{name}: {self.sock.recv(min(length, 1024)).decode(errors='replace')}"
+        if status == wire.Status.FORBIDDEN:
+            raise BadCapability(message)
+        raise (StaleEpoch if status == wire.Status.STALE_EPOCH else TransferError)(message)
+
+    def _check_time(self, deadline_s: float) -> None:
+        if time.monotonic() >= deadline_s:
+            sockets.shut(self.sock)  # the answer may come later, and must not be taken for another
+            raise Unavailable(f"{describe(self.address)} does not answer")
+
+
+def map_read_only(descriptor: int, size_bytes: int) -> ByteArray:
+    """Map what a peer sent after making sure that no access to it can fault.
+
+    A memfd must be sealed against shrinking. A file on a tmpfs cannot be sealed: it must be there in full,
+    and our descriptors of it cannot truncate; its owner only ever unlinks it.
+    """
+    status = os.fstat(descriptor)
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        seals = 0
+    is_whole = status.st_size >= size_bytes and status.st_blocks * 512 >= size_bytes
+    if size_bytes <= 0 or not is_whole or not (seals & fcntl.F_SEAL_SHRINK or status.st_nlink):
+        raise TransferError(
+            f"a peer's region of {size_bytes} bytes is not fully there (file of {status.st_size}); not mapped"
+        )
+    return np.frombuffer(mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ), np.uint8)

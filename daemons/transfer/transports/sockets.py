@@ -1,0 +1,87 @@
+"""Options and helpers of data sockets. They are blocking with a kernel timeout: Python's own costs a poll per call.
+
+A call that waited that long raises BlockingIOError; whoever made it looks at its deadline and goes on.
+"""
+
+import select
+import socket
+import struct
+
+TICK_S = 0.05
+"""Longest wait of one call, so that a deadline or a cancel is noticed."""
+
+_BUFFER_BYTES = 1 << 20
+"""Measured: with more, what is in flight falls out of the CPU's cache; with less the two ends wait for each other."""
+
+_KEEPALIVE_IDLE_S = 5
+_KEEPALIVE_INTERVAL_S = 2
+_KEEPALIVE_PROBES = 3
+_USER_TIMEOUT_MS = 10_000
+"""Unacknowledged bytes for so long: the peer's host is gone."""
+
+
+def prepare(sock: socket.socket, *, send_timeout_s: float, receive_timeout_s: float) -> None:
+    """For a connected socket of either family."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout_s))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(receive_timeout_s))
+    if sock.family == socket.AF_UNIX:
+        set_buffers(sock)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+
+
+def set_buffers(sock: socket.socket) -> None:
+    """Before connect or listen, as the window scale is agreed on then; capped by net.core.*mem_max."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+
+
+def is_open(sock: socket.socket) -> bool:
+    """Whether the peer has not hung up; looks, takes nothing, does not wait."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def has_given_up(sock: socket.socket) -> bool:
+    """Whether the peer will send no more, even while bytes it sent before are unread."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def check_room(sock: socket.socket) -> None:
+    """Raise OSError when a short answer would have to wait: the peer asks but does not listen."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(0):
+        raise ConnectionAbortedError("the peer does not take its answers")
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end of a UNIX socket; pid 0 when it is in no namespace of ours."""
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    pid, uid, _ = struct.unpack("iII", packed)
+    return pid, uid
+
+
+def shut(sock: socket.socket) -> None:
+    """End it in both directions; whoever waits on it wakes up."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return struct.pack("ll", whole, int((seconds - whole) * 1e6))
