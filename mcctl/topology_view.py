@@ -1,10 +1,13 @@
-"""How a host's topology is shown: a tree of its devices, and the matrix of memory against NICs."""
+"""How topology is shown: a host's devices as a tree, memory against NICs, and the paths that were measured."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from daemons.core.units import format_size
+from daemons.protocol.request import PathMeasure
 from daemons.transfer.hardware import Affinity, Nic, NumaNode, RdmaDevice, Topology
 from mcctl.render import Branch, Column
+from mcctl.topology_probe import ProbedPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,51 @@ def matrix_rows(topology: Topology) -> list[MatrixRow]:
         for scheme, affinity in row.items()
         if scheme == "tcp" or affinity.preferred or affinity.others
     ]
+
+
+PATH_COLUMNS = [
+    Column("from", lambda path: path.source),
+    Column("to", lambda path: path.target),
+    Column("over", lambda path: path.measured.transport if path.measured else "FAILED"),
+    Column("latency_us", lambda path: _if_measured(path, lambda m: f"{m.latency_s * 1e6:.1f}")),
+    Column("GB/s", lambda path: _if_measured(path, lambda m: f"{m.bytes_per_s / 1e9:.3f}")),
+    Column("link", lambda path: _if_measured(path, lambda m: m.nic or "-")),
+    Column("of link", lambda path: _percent(path) or "-"),
+]
+
+
+def matrix_table(paths: Sequence[ProbedPath]) -> tuple[list[Column], list[str]]:
+    """Columns and rows of a table: who reads, from whom."""
+    found = {(path.source, path.target): path for path in paths}
+    targets = dict.fromkeys(path.target for path in paths)
+    columns = [
+        Column("from \\ to", lambda source: source),
+        *(Column(target, _cell_of(found, target), is_number=True) for target in targets),
+    ]
+    return columns, list(dict.fromkeys(path.source for path in paths))
+
+
+def _cell_of(found: dict[tuple[str, str], ProbedPath], target: str) -> Callable[[str], str]:
+    return lambda source: _cell(found.get((source, target)))
+
+
+def _cell(path: ProbedPath | None) -> str:
+    if path is None:
+        return "-"
+    if path.measured is None:
+        return "FAILED"
+    measured = path.measured
+    percent = _percent(path)
+    link = f" ({percent} of {measured.nic})" if percent else ""
+    return f"{measured.bytes_per_s / 1e9:.2f}{link}, {measured.latency_s * 1e6:.0f} us, {measured.transport}"
+
+
+def _percent(path: ProbedPath) -> str:
+    return "" if path.link_fraction is None else f"{path.link_fraction:.0%}"
+
+
+def _if_measured(path: ProbedPath, text: Callable[[PathMeasure], str]) -> str:
+    return "-" if path.measured is None else text(path.measured)
 
 
 def tree(topology: Topology, host: str) -> Branch:

@@ -17,12 +17,14 @@ from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
 from daemons.rpc import Loop, Server
 from daemons.service.daemon import software_version
+from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.segment import Segment
 from daemons.transfer import TransferEngine, host_id, prefault, prefault_in_background
+from daemons.transfer.topology import host_devices
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class CachenodeApp:
                 workers=self._workers,
                 reporter=self._reporter,
                 metrics=self._metrics,
+                probes=DataProbes(self.loop, self._engine, config.transfer.transports),
                 pull_timeout_s=config.copy.pull_timeout_s,
                 may_evict=self._may_evict,
             )
@@ -165,6 +168,7 @@ class CachenodeApp:
             data=self._engine.address,
             segments=[segment],
             metrics=self._metrics_server.address,
+            devices=host_devices(),
         )
 
     def _measure(self) -> None:

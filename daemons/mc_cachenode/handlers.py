@@ -16,8 +16,9 @@ from daemons.protocol.base import Ping
 from daemons.protocol.block import BadReplica, FreeBlocks, Put, PutBlock, PutReply, PutStatus
 from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
-from daemons.protocol.request import DataProbe, DataProbeReply
+from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop
+from daemons.service.data_probe import DataProbes
 from daemons.store.copy_workers import CopyWorkers
 from daemons.transfer import TransferEngine
 
@@ -52,6 +53,7 @@ class Parts:
     workers: CopyWorkers
     reporter: Reporter
     metrics: CachenodeMetrics
+    probes: DataProbes
     pull_timeout_s: float
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
@@ -76,7 +78,7 @@ class CachenodeHandlers:
             case Put():
                 self._put(call, call.message)
             case DataProbe():
-                call.reply(DataProbeReply(data=self._parts.engine.address))
+                self._parts.probes.answer(call, call.message)
             case Hello() | Ping():
                 raise AssertionError("answered by the server")
             case _:

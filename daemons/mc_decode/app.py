@@ -16,13 +16,15 @@ from daemons.mc_decode.request import Request
 from daemons.mc_decode.requests import Effects, Requests
 from daemons.protocol.base import Message, Ok
 from daemons.protocol.node import HelloReply, NodeDescription
-from daemons.protocol.request import Cancel, DataProbe, DataProbeReply, Generate
+from daemons.protocol.request import Cancel, DataProbe, Generate
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
+from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
 from daemons.transfer import TransferEngine, host_id
+from daemons.transfer.topology import host_devices
 
 _DRAIN_S = 25.0
 
@@ -45,6 +47,7 @@ class DecodeApp:
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self._instance = open_instance(config.model, config.engine, self._transfer)
         self._channels = ChannelPool(self.loop)
+        self._probes = DataProbes(self.loop, self._transfer, config.transfer.transports)
         post = self.loop.call_soon_threadsafe
         self._engine = EngineThread(
             self._instance,
@@ -109,8 +112,8 @@ class DecodeApp:
             case Cancel(request_id=request_id):
                 self._requests.cancel(request_id)
                 call.reply(Ok())
-            case DataProbe():
-                call.reply(DataProbeReply(data=self._transfer.address))
+            case DataProbe() as probe:
+                self._probes.answer(call, probe)
             case other:
                 raise ProtocolError(f"a decode node does not serve {type(other).__name__}")
 
@@ -147,4 +150,5 @@ class DecodeApp:
             model=self._instance.model,
             capacity_tokens=self._instance.arena.capacity_tokens,
             metrics=self._metrics.address,
+            devices=host_devices(),
         )

@@ -19,13 +19,15 @@ from daemons.mc_prefill.model_thread import ModelThread
 from daemons.protocol.base import Ok
 from daemons.protocol.block import BadReplica, BlockLocation
 from daemons.protocol.node import HelloReply, NodeDescription
-from daemons.protocol.request import Cancel, DataProbe, DataProbeReply, Prefill, Pulled
+from daemons.protocol.request import Cancel, DataProbe, Prefill, Pulled
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
+from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
 from daemons.transfer import TransferEngine, host_id
+from daemons.transfer.topology import host_devices
 
 _DRAIN_S = 25.0
 _NUM_LOADERS = 2
@@ -49,6 +51,7 @@ class PrefillApp:
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self._instance = open_instance(config.model, config.engine, self._transfer)
         self._channels = ChannelPool(self.loop)
+        self._probes = DataProbes(self.loop, self._transfer, config.transfer.transports)
         self._loaders = ThreadPoolExecutor(_NUM_LOADERS, thread_name_prefix="load")
         self._jobs = Jobs(
             self.loop,
@@ -107,8 +110,8 @@ class PrefillApp:
             case Cancel(request_id=request_id):
                 self._jobs.cancel(request_id)
                 call.reply(Ok())
-            case DataProbe():
-                call.reply(DataProbeReply(data=self._transfer.address))
+            case DataProbe() as probe:
+                self._probes.answer(call, probe)
             case other:
                 raise ProtocolError(f"a prefill node does not serve {type(other).__name__}")
 
@@ -159,4 +162,5 @@ class PrefillApp:
             model=self._instance.model,
             capacity_tokens=self._instance.arena.capacity_tokens,
             metrics=self._metrics.address,
+            devices=host_devices(),
         )

@@ -81,6 +81,8 @@ class NodeDescription(Record, frozen=True, kw_only=True):
     """KV arena of an instance."""
     metrics: str = ""
     """host:port of its /metrics, empty when off."""
+    devices: list[str] = msgspec.field(default_factory=list)
+    """NICs, RDMA devices and GPUs of its host, each a line for people."""
 
 
 class InstanceLoad(Record, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 Deterministic: the same tree and override give the same value. Reads sysfs once; nothing here watches it.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -92,6 +93,33 @@ def distance(one: PciPlace | None, other: PciPlace | None) -> int | None:
     # The first ancestor is the root complex itself.
     base = _SAME_ROOT_COMPLEX if num_common == 1 else _SAME_SWITCH
     return base + len(one.ancestors) + len(other.ancestors) - 2 * num_common
+
+
+def describe_devices(topology: Topology) -> list[str]:
+    """A line for each device whose bytes could be ours; what a node tells the cluster of its host."""
+    lines = [
+        f"{gpu.location}: {gpu.vendor} GPU, node {_or_unknown(gpu.numa)}" for gpu in topology.gpus
+    ]
+    for device in topology.rdma:
+        rate = max((port.rate_gbps or 0.0 for port in device.ports if port.is_up), default=0.0)
+        state = f"{rate:g} Gbit/s" if device.is_up else "DOWN"
+        kind = f"RDMA ({', '.join(device.nics)})" if device.nics else "RDMA"
+        lines.append(f"{device.name}: {kind}, {state}, node {_or_unknown(device.numa)}")
+    for nic in topology.nics:
+        if nic.kind != "virtual" and nic.is_up:
+            speed = f"{nic.speed_mbps / 1000:g} Gbit/s" if nic.speed_mbps else "speed unknown"
+            lines.append(f"{nic.name}: NIC, {speed}, node {_or_unknown(nic.numa)}")
+    return lines
+
+
+@functools.cache
+def host_devices() -> list[str]:
+    """`describe_devices` of this host as it was when first asked."""
+    return describe_devices(discover())
+
+
+def _or_unknown(numa: int | None) -> str:
+    return "unknown" if numa is None else str(numa)
 
 
 def _with_bonds(nics: Sequence[Nic]) -> list[Nic]:

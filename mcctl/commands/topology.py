@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.errors import ConfigError
+from daemons.core.errors import ConfigError, Unavailable
 from daemons.core.ids import HostId
 from daemons.core.units import format_size
 from daemons.protocol.node import ListedNode, ListNodesReply
@@ -122,6 +122,51 @@ def check(
         )
 
 
+@app.command()
+def probe(
+    context: typer.Context,
+    from_here: Annotated[
+        bool, typer.Option("--from-here", help="Only from this host, not between the nodes.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a heat map: .svg, or .png.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Measure latency and bandwidth of every data path: this host to each node, and each node to each other.
+
+    \b
+    Example: mcctl topology probe --plot paths.svg
+    """
+    from mcctl.topology_plot import check_plot, write_plot
+    from mcctl.topology_probe import ProbedPath, probe_all
+    from mcctl.topology_view import PATH_COLUMNS, matrix_table
+
+    if plot is not None:
+        check_plot(plot)
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        nodes = [n for n in client.nodes().nodes if n.node.data is not None and n.state == "alive"]
+    paths: list[ProbedPath] = []
+    with render.progress(f"measuring the paths of {len(nodes)} nodes") as say:
+        for path in probe_all(nodes, from_here_only=from_here):
+            paths.append(path)
+            say(f"{path.source} -> {path.target}")
+    warnings = [warning for path in paths for warning in path.warnings]
+    if settings.output == "table":
+        columns, rows = matrix_table(paths)
+        render.show_table("GB/s, latency, transport; a row reads from a column", columns, rows)
+        for warning in warnings:
+            render.complain(f"warning: {warning}")
+    else:
+        render.emit(settings.output, {"paths": paths, "warnings": warnings}, PATH_COLUMNS, paths)
+    if plot is not None:
+        write_plot(plot, paths)
+    failed = [path for path in paths if path.error]
+    if failed:
+        first = f"{failed[0].source} -> {failed[0].target}: {failed[0].error}"
+        raise Unavailable(f"{len(failed)} of {len(paths)} paths could not be measured; {first}")
+
+
 def _discover(sysfs: Path, override: Path | None) -> "Topology":
     from daemons.transfer.topology import discover as read
 
@@ -174,6 +219,9 @@ def _tree(reply: ListNodesReply, hosts: dict[HostId, list[ListedNode]]) -> rende
             host.add(
                 f"mc-master {reply.master.node}", f"pid {reply.master.pid}, {reply.master.control}"
             )
+        for device in dict.fromkeys(line for node in nodes for line in node.node.devices):
+            name, _, remark = device.partition(": ")
+            host.add(name, remark)
         for node in nodes:
             _add_node(host, node)
     return root

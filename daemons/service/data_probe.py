@@ -1,0 +1,53 @@
+"""Answers DataProbe: where the data path is, and how fast this process reads a peer's. One measurement at a time."""
+
+import threading
+from collections.abc import Sequence
+
+from daemons.core.errors import Exhausted, McError
+from daemons.protocol.request import DataProbe, DataProbeReply, PathMeasure
+from daemons.protocol.segment import RegionRef
+from daemons.rpc import Call, Loop
+from daemons.transfer import TransferEngine
+from daemons.transfer.probe import measure, probe_region
+
+_BUSY_MS = 500
+
+
+class DataProbes:
+    """Loop thread only; measuring has a thread of its own for as long as it takes."""
+
+    def __init__(self, loop: Loop, engine: TransferEngine, transports: Sequence[str]) -> None:
+        self._loop = loop
+        self._engine = engine
+        self._transports = tuple(transports)
+        self._is_busy = False
+
+    def answer(self, call: Call, probe: DataProbe) -> None:
+        if probe.target is None:
+            call.reply(self._reply(None))
+        elif self._is_busy:
+            call.fail(Exhausted("another path is being measured", retry_after_ms=_BUSY_MS))
+        else:
+            self._is_busy = True
+            threading.Thread(
+                target=self._run, args=(call, probe.target), name="mc-probe", daemon=True
+            ).start()
+
+    def _run(self, call: Call, target: RegionRef) -> None:
+        try:
+            outcome: PathMeasure | McError = measure(target, self._transports)
+        except McError as error:
+            outcome = error
+        self._loop.call_soon_threadsafe(self._finish, call, outcome)
+
+    def _finish(self, call: Call, outcome: PathMeasure | McError) -> None:
+        self._is_busy = False
+        if isinstance(outcome, McError):
+            call.fail(outcome)
+        else:
+            call.reply(self._reply(outcome))
+
+    def _reply(self, measured: PathMeasure | None) -> DataProbeReply:
+        return DataProbeReply(
+            data=self._engine.address, region=probe_region(self._engine), measured=measured
+        )

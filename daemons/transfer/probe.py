@@ -1,0 +1,185 @@
+"""Measuring data paths: a small region that a process offers for it, and READs of another one's, timed.
+
+Only ever READs zeros of memory made for this; what it costs the measured node is the bandwidth of `PROBE_S`.
+"""
+
+import fcntl
+import socket
+import statistics
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from daemons.core.errors import ConfigError, McError, Unavailable
+from daemons.core.ids import new_epoch
+from daemons.core.units import MIB
+from daemons.protocol.request import PathMeasure
+from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.transfer.engine import TransferEngine
+from daemons.transfer.memory import allocate_shared, host_id
+from daemons.transfer.strided import contiguous
+from daemons.transfer.transports.base import Read
+
+PROBE_BYTES: Final = 4 * MIB
+PROBE_S: Final = 0.3
+_LATENCY_BYTES: Final = 64
+_MAX_LATENCIES: Final = 1000
+_TIMEOUT_S: Final = 2.0
+_NUM_STREAMS: Final = 4
+"""Over a network; one thread copies as fast as the memory of one core allows, so `shm` has one."""
+_SIOCGIFADDR: Final = 0x8915
+
+_regions: weakref.WeakKeyDictionary[TransferEngine, RegionRef] = weakref.WeakKeyDictionary()
+_regions_lock = threading.Lock()
+
+
+def probe_region(engine: TransferEngine) -> RegionRef:
+    """The engine's region for measuring it: registered when first asked for, gone with the engine."""
+    with _regions_lock:
+        region = _regions.get(engine)
+        if region is None:
+            memory = allocate_shared("mooncake-probe", PROBE_BYTES)
+            region = _regions[engine] = engine.register(memory)
+            memory.close()  # the engine holds the pages as long as the region is registered
+        return region
+
+
+def measure(region: RegionRef, schemes: Sequence[str], seconds: float = PROBE_S) -> PathMeasure:
+    """Latency and bandwidth over the first scheme that reaches it. Unavailable, with every reason, when none does."""
+    reasons = []
+    for scheme in schemes:
+        if not _offers(region.address, scheme):
+            continue
+        try:
+            engine = TransferEngine(epoch=new_epoch(), transports=(scheme,))
+        except ConfigError as error:
+            reasons.append(f"{scheme}: {error.message}")
+            continue
+        try:
+            return _measure(engine, region, scheme, seconds, reasons)
+        except McError as error:
+            reasons.append(f"{scheme}: {error.message}")
+        finally:
+            engine.close()
+    raise Unavailable("; ".join(reasons) or "it offers none of the transports of this process")
+
+
+def _offers(address: DataAddress, scheme: str) -> bool:
+    """Whether it is worth a try; what fails then is a path that should work."""
+    match scheme:
+        case "shm":
+            return bool(address.unix_path) and address.host_id == host_id()
+        case "rdma":
+            return bool(address.rdma)
+        case _:
+            return bool(address.tcp)
+
+
+def _measure(
+    engine: TransferEngine, region: RegionRef, scheme: str, seconds: float, reasons: list[str]
+) -> PathMeasure:
+    latency_s = _latency(engine, region, seconds / 3)
+    rate = _bandwidth(engine, region, 1 if scheme == "shm" else _NUM_STREAMS, seconds)
+    nic, link = ("", None) if scheme == "shm" else _link_to(region.address.tcp)
+    return PathMeasure(
+        transport=scheme,
+        latency_s=latency_s,
+        bytes_per_s=rate,
+        nic=nic,
+        link_bytes_per_s=link,
+        passed_over=reasons,
+    )
+
+
+def _latency(engine: TransferEngine, region: RegionRef, seconds: float) -> float:
+    local = np.zeros(_LATENCY_BYTES, np.uint8)
+    reads = [Read.into(contiguous(0, min(_LATENCY_BYTES, region.size_bytes)), local)]
+    engine.read(region, reads, timeout_s=_TIMEOUT_S)  # connects
+    took: list[float] = []
+    end_s = time.monotonic() + seconds
+    while not took or (time.monotonic() < end_s and len(took) < _MAX_LATENCIES):
+        began_s = time.perf_counter()
+        engine.read(region, reads, timeout_s=_TIMEOUT_S)
+        took.append(time.perf_counter() - began_s)
+    return statistics.median(took)
+
+
+def _bandwidth(
+    engine: TransferEngine, region: RegionRef, num_streams: int, seconds: float
+) -> float:
+    """Bytes a second of all streams together, each reading the whole region again and again."""
+    length = region.size_bytes
+
+    def run(_: int) -> int:
+        local = np.zeros(length, np.uint8)
+        reads = [Read.into(contiguous(0, length), local)]
+        engine.read(region, reads, timeout_s=_TIMEOUT_S)
+        ready.wait(_TIMEOUT_S)
+        done = 0
+        while time.monotonic() < began_s[0] + seconds:
+            engine.read(region, reads, timeout_s=max(_TIMEOUT_S, seconds))
+            done += length
+        return done
+
+    began_s = [0.0]
+    ready = threading.Barrier(num_streams, lambda: began_s.__setitem__(0, time.monotonic()))
+    with ThreadPoolExecutor(num_streams) as pool:
+        total = sum(pool.map(_breaking(ready, run), range(num_streams)))
+    return total / (time.monotonic() - began_s[0])
+
+
+def _breaking(ready: threading.Barrier, run: Callable[[int], int]) -> Callable[[int], int]:
+    """A stream that fails must not leave the others waiting for it."""
+
+    def guarded(index: int) -> int:
+        try:
+            return run(index)
+        except threading.BrokenBarrierError:
+            return 0
+        except BaseException:
+            ready.abort()
+            raise
+
+    return guarded
+
+
+def _link_to(endpoint: str) -> tuple[str, float | None]:
+    """The interface that leads to a peer and its link speed; ("", None) where there is none, as to oneself."""
+    host, _, port = endpoint.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((host, int(port)))  # sends nothing: it only chooses the route
+            name = _interface_of(sock, sock.getsockname()[0])
+        if not name or name == "lo":
+            return "", None
+        speed = int(Path("/sys/class/net", name, "speed").read_text())
+    except (OSError, ValueError):
+        return "", None
+    return name, speed * 125_000 if speed > 0 else None
+
+
+def _interface_of(sock: socket.socket, address: str) -> str:
+    if sock.family == socket.AF_INET6:
+        wanted = socket.inet_pton(socket.AF_INET6, address).hex()
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            if line.startswith(wanted):
+                return line.split()[-1]
+        return ""
+    for _, name in socket.if_nameindex():
+        request = struct.pack("16s24x", name.encode())
+        try:
+            reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            continue  # it has no IPv4 address
+        if socket.inet_ntoa(reply[20:24]) == address:
+            return name
+    return ""

@@ -1,0 +1,95 @@
+"""Measuring every data path of a cluster: this host to each node, and each node to each other."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from daemons.client.probe import ask_probe
+from daemons.core.errors import McError
+from daemons.protocol.node import ListedNode
+from daemons.protocol.request import PathMeasure
+from daemons.protocol.segment import RegionRef
+from daemons.transfer import host_id
+from daemons.transfer.probe import measure
+
+HERE: Final = "here"
+"""The name of this process among the nodes."""
+_SCHEMES: Final = ("shm", "rdma", "tcp")
+_FAR_UNDER: Final = 0.5
+"""Of the link's speed; below it the path is worth a look."""
+_ASK_S: Final = 15.0
+"""For one measurement by a node, with the turns it waits."""
+
+
+class ProbedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """One path, `source` being who read. `error` when it could not be measured."""
+
+    source: str
+    target: str
+    measured: PathMeasure | None = None
+    error: str = ""
+    warnings: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def link_fraction(self) -> float | None:
+        """How much of the link was used."""
+        if self.measured is None or not self.measured.link_bytes_per_s:
+            return None
+        return self.measured.bytes_per_s / self.measured.link_bytes_per_s
+
+
+def probe_all(nodes: Sequence[ListedNode], *, from_here_only: bool) -> Iterator[ProbedPath]:
+    """Paths as they are measured, one at a time so that they do not disturb each other."""
+    regions: dict[str, RegionRef | McError] = {}
+    for node in nodes:
+        regions[node.node.node] = _region_of(node)
+        yield _probe(HERE, host_id(), node, regions[node.node.node])
+    for reader in nodes if not from_here_only else []:
+        for target in nodes:
+            if target is not reader and not isinstance(regions[reader.node.node], McError):
+                yield _probe(reader, reader.node.host_id, target, regions[target.node.node])
+
+
+def _region_of(node: ListedNode) -> RegionRef | McError:
+    try:
+        region = ask_probe(node.node.control).region
+    except McError as error:
+        return error
+    return region or McError("it offers nothing to measure; it runs an older release")
+
+
+def _probe(
+    reader: ListedNode | str, reader_host: str, target: ListedNode, region: RegionRef | McError
+) -> ProbedPath:
+    source = reader if isinstance(reader, str) else reader.node.node
+    name = target.node.node
+    if isinstance(region, McError):
+        return ProbedPath(source=source, target=name, error=region.message)
+    try:
+        if isinstance(reader, str):
+            measured: PathMeasure | None = measure(region, _SCHEMES)
+        else:
+            measured = ask_probe(reader.node.control, region, _ASK_S).measured
+    except McError as error:
+        return ProbedPath(source=source, target=name, error=error.message)
+    path = ProbedPath(source=source, target=name, measured=measured)
+    is_same_host = reader_host == target.node.host_id
+    return msgspec.structs.replace(
+        path, warnings=list(path_warnings(path, is_same_host=is_same_host))
+    )
+
+
+def path_warnings(path: ProbedPath, *, is_same_host: bool) -> Iterator[str]:
+    """Falls back to tcp, or stays far under its link."""
+    measured, name = path.measured, f"{path.source} -> {path.target}"
+    if measured is None:
+        return
+    if measured.transport == "tcp" and is_same_host:
+        why = "; ".join(measured.passed_over) or "shm is not among the transports"
+        yield f"{name} goes over tcp although both are on one host: {why}"
+    elif measured.transport == "tcp" and any(r.startswith("rdma") for r in measured.passed_over):
+        yield f"{name} falls back to tcp: {'; '.join(measured.passed_over)}"
+    fraction = path.link_fraction
+    if fraction is not None and fraction < _FAR_UNDER:
+        yield f"{name} reaches {fraction:.0%} of the speed of {measured.nic}"
