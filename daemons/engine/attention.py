@@ -1,14 +1,11 @@
-"""Attention over slots: prompt rows of one chunk, or single rows of many sequences.
+"""Attention of a prompt's rows, chunk by chunk; decode_attention.py does single rows alike.
 
 A row's result must not depend on how many rows share the call. The fused kernel works on blocks
 of rows whose products round differently when a block is short: measured with torch 2.13 on
 AVX-512, head_dim 64 from 4 rows on is equal, 128 in float32 needs 6, 80 in bfloat16 more than
 40. So, as in linear.py, row counts are tried once and only good ones run. Keys are padded to the
-chunk grid: in float32 other lengths round differently (bfloat16 would allow 64).
+chunk grid: in float32 other lengths round differently.
 """
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -21,22 +18,10 @@ from daemons.engine.models.config import DecoderConfig
 PROBE_CHUNKS = (0, 1, 4)  # keys before the rows, in chunks: the kernel splits keys every 512
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One decode row: its token stands at `position` of `slot`."""
-
-    slot: KvSlot
-    position: int
-
-
 class Attention:
-    """What all attention of one runner shares: masks, and the row counts that may run."""
+    """Masks, and the row counts that may run."""
 
     def __init__(self, config: DecoderConfig, arena: KvArena, num_positions: int) -> None:
-        self.arena_rows = arena.rows
-        self.num_layers = config.num_layers
-        self.num_kv_heads = config.num_kv_heads
-        self.group = config.num_heads // config.num_kv_heads
         self.masks = Masks(num_positions, arena.rows)
         self._good_rows = try_rows(config.head_dim, arena.rows)
 
@@ -59,50 +44,6 @@ class Attention:
             enable_gqa=True,
         )
         return attended[0].transpose(0, 1)[:num_rows].flatten(1)
-
-
-class DecodeStep:
-    """Attention of one decode batch: each row over its own slot, keys read in place."""
-
-    def __init__(self, attention: Attention, spans: Sequence[Span]) -> None:
-        self._arena_rows = attention.arena_rows
-        self._group = attention.group
-        # Heads that share keys become rows of one product: each key is read once.
-        num_rows = attention.rows_to_run(attention.group)
-        self._queries = self._arena_rows.new_zeros(
-            len(spans), attention.num_kv_heads, num_rows, self._arena_rows.shape[2]
-        )
-        self._views: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-        self._masks: list[torch.Tensor] = []
-        for span in spans:
-            num_keys = round_up(span.position + 1)
-            self._views.append(span.slot.attention_views(num_keys))
-            mask = attention.masks.row(span.position, num_keys)
-            self._masks.append(mask.expand(num_rows, -1))
-        self._targets = torch.tensor(
-            [
-                [s.slot.arena_row(layer, half, s.position) for half in range(2) for s in spans]
-                for layer in range(attention.num_layers)
-            ],
-            device=self._arena_rows.device,
-        )
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store the rows' k and v, then attend; rows of `q` beyond the batch are padding."""
-        num_rows = len(self._views)
-        written = torch.cat((k[:num_rows], v[:num_rows]))
-        self._arena_rows.index_copy_(0, self._targets[layer], written)
-        self._queries[:, :, : self._group] = q[:num_rows].reshape(
-            num_rows, -1, self._group, q.shape[2]
-        )
-        attended = [
-            functional.scaled_dot_product_attention(query, *views[layer], attn_mask=mask)
-            for query, views, mask in zip(
-                self._queries.unsqueeze(1), self._views, self._masks, strict=True
-            )
-        ]
-        out = torch.cat(attended)[:, :, : self._group].flatten(1)
-        return functional.pad(out, (0, 0, 0, q.shape[0] - num_rows))
 
 
 class Masks:
@@ -141,7 +82,6 @@ def try_rows(head_dim: int, like: torch.Tensor) -> tuple[int, ...]:
     for chunks in PROBE_CHUNKS:
         start, num_keys = chunks * CHUNK_TOKENS, (chunks + 1) * CHUNK_TOKENS
         q, k, v = cancelling_probe(head_dim, num_keys, like)
-
         mask = masks.chunk(start, CHUNK_TOKENS, num_keys)
         expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         good = {
@@ -158,21 +98,22 @@ def try_rows(head_dim: int, like: torch.Tensor) -> tuple[int, ...]:
 
 
 def cancelling_probe(
-    head_dim: int, num_keys: int, like: torch.Tensor
+    head_dim: int, num_keys: int, like: torch.Tensor, num_heads: int = 2, group: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v whose exact scores and sums are zero: what comes out is rounding, made large.
 
-    Halves of each q and k cancel, and keys come in equal pairs with opposite values.
+    Halves of each q and k cancel, and keys come in equal pairs with opposite values. Shapes are
+    [1, num_heads * group, chunk, head_dim] for q, [1, num_heads, num_keys, head_dim] for k and v.
     """
     generator = torch.Generator().manual_seed(0)
     half = head_dim // 2
     order = torch.randperm(half, generator=generator)
     # Queries of 300 lift the rounding of a score to where its exponential shows it.
-    q = torch.zeros(1, 2, CHUNK_TOKENS, head_dim)
-    q[..., :half] = 300 * torch.randn(1, 2, CHUNK_TOKENS, half, generator=generator)
-    k = torch.zeros(1, 2, num_keys, head_dim)
-    k[..., :half] = torch.randn(1, 2, num_keys, half, generator=generator)
-    v = torch.randn(1, 2, num_keys, head_dim, generator=generator)
+    q = torch.zeros(1, num_heads * group, CHUNK_TOKENS, head_dim)
+    q[..., :half] = 300 * torch.randn(*q.shape[:3], half, generator=generator)
+    k = torch.zeros(1, num_heads, num_keys, head_dim)
+    k[..., :half] = torch.randn(*k.shape[:3], half, generator=generator)
+    v = torch.randn(1, num_heads, num_keys, head_dim, generator=generator)
     one, other = torch.randperm(num_keys, generator=generator).view(2, -1)
     k[:, :, other] = k[:, :, one]
     v[:, :, other] = -v[:, :, one]

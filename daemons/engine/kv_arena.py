@@ -33,7 +33,7 @@ class KvSlot:
     # moves it; memory beyond may hold what an earlier sequence or a torn transfer left.
     finite_tokens: int = 0
     _views: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    _views_tokens: int = 0
+    _views_kind: tuple[int, bool] = (0, False)
 
     def __post_init__(self) -> None:
         self.keys = [self.kv[layer, 0] for layer in range(self.geometry.num_layers)]
@@ -52,13 +52,17 @@ class KvSlot:
         """The same place as an index into `KvArena.rows`."""
         return self.half_offset(layer, half, token) // self.geometry.bytes_per_token_layer_half
 
-    def attention_views(self, num_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each layer's first keys and values as [1, kv_head, token, head_dim]; kept until asked
-        for another length, as making them costs a decode step more than its bookkeeping."""
-        if self._views_tokens != num_tokens:
-            halves = self.kv[:, :, :num_tokens].transpose(2, 3).unsqueeze(2)
-            self._views = [(layer[0], layer[1]) for layer in halves]
-            self._views_tokens = num_tokens
+    def attention_views(
+        self, num_tokens: int, *, is_fused: bool = False
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's first keys and values as [1, kv_head, token, head_dim], or fused as
+        [1, 1, token, kv_head * head_dim]; kept until asked for others, as making them costs a
+        decode step more than its bookkeeping."""
+        if self._views_kind != (num_tokens, is_fused):
+            halves = self.kv[:, :, :num_tokens]
+            heads = halves.flatten(3)[:, :, None] if is_fused else halves.transpose(2, 3)
+            self._views = [(layer[0], layer[1]) for layer in heads.unsqueeze(2)]
+            self._views_kind = (num_tokens, is_fused)
         return self._views
 
     def half_ranges(self, layer: int, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -21,8 +21,9 @@ from typing import Protocol
 import torch
 
 from daemons.core.errors import ConfigError, McError, Rejected
-from daemons.engine.attention import Attention, DecodeStep, Span
+from daemons.engine.attention import Attention
 from daemons.engine.checkpoint import open_weights, read_json
+from daemons.engine.decode_attention import DecodeAttention, Span
 from daemons.engine.geometry import CHUNK_TOKENS, KvDtype, KvGeometry
 from daemons.engine.kv_arena import TORCH_DTYPES, KvArena, KvSlot, round_up
 from daemons.engine.linear import ROW_BUCKETS, bucket, can_pack
@@ -94,6 +95,7 @@ class Runner:
         with torch.inference_mode(), open_weights(model_dir, self.dtype, device) as weights:
             self.model = Decoder(config, weights, self.max_positions)
             self.attention = Attention(config, arena, self.max_positions)
+            self.decode_attention = DecodeAttention(config, arena, self.attention)
 
     def numerics_id(self) -> str:
         """Names everything that decides how results round; equal ids may share KV.
@@ -158,7 +160,7 @@ class Runner:
             assert row.position < min(row.slot.capacity_tokens, self.max_positions)
             finish_chunk(row.slot, row.position + 1)
         self.enter()
-        step = DecodeStep(self.attention, [Span(row.slot, row.position) for row in rows])
+        step = self.decode_attention.step([Span(row.slot, row.position) for row in rows])
         padding = [0] * (bucket(len(rows)) - len(rows))
         hidden = self.model.forward(
             torch.tensor([row.token for row in rows] + padding, device=self.device),

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from daemons.engine.attention import Attention, DecodeStep, Masks, Span
+from daemons.engine.attention import Attention, Masks
+from daemons.engine.decode_attention import DecodeAttention, Span
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.kv_arena import KvArena
 from daemons.engine.models.config import DecoderConfig, RopeConfig
@@ -37,9 +38,10 @@ def test_rows_of_any_company_agree(head_dim: int, group: int, dtype: str) -> Non
     for first, rows in ((0, 4), (64, 8), (192, 64), (252, 4), (128, 128), (100, 24), (5, 68)):
         part = attention.chunk(q[first : first + rows], slot, 0, start + first)
         assert torch.equal(part, whole[first : first + rows])
+    decoding = DecodeAttention(config, arena, attention)
     for row in (0, 1, 63, 64, 200, 255):
         kept = slot.kv[0, :, start + row].clone()
-        step = DecodeStep(attention, [Span(slot, start + row)])
+        step = decoding.step([Span(slot, start + row)])
         out = step.attend(0, q[row : row + 1], kept[:1], kept[1:])
         assert torch.equal(out[0], whole[row])
 

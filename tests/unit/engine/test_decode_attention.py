@@ -1,0 +1,85 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from daemons.engine.attention import Attention
+from daemons.engine.decode_attention import DecodeAttention, DecodeForm, RowProbe, Span, choose_form
+from daemons.engine.geometry import KvGeometry
+from daemons.engine.kv_arena import KvArena, KvSlot
+from daemons.engine.models.config import DecoderConfig, RopeConfig
+
+CONFIG = DecoderConfig(
+    1, 96, 6, 2, 16, 9, 1024, 1e-5, RopeConfig(10000.0), False, False, ()
+)  # 6 query heads on 2 key heads of 16
+FUSED = DecodeForm(2, 3, 16, 8, 64, is_fused=True)
+BY_HEAD = DecodeForm(2, 3, 16, 4, 64, is_fused=False)
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def slot() -> KvSlot:
+    torch.manual_seed(0)
+    slot = KvArena(KvGeometry(1, 2, 16, "float32"), 1024).allocate(1024)
+    slot.kv.normal_()
+    return slot
+
+
+@pytest.mark.parametrize("form", [FUSED, BY_HEAD])
+@pytest.mark.parametrize("position", [0, 63, 64, 700])
+def test_a_form_attends_as_defined(form: DecodeForm, position: int, slot: KvSlot) -> None:
+    q = torch.randn(1, 6, 16)
+    calls = form.new_queries(1, slot.kv)
+    form.by_head(calls).copy_(q.view(1, 2, 3, 16))
+    num_keys = form.num_keys(position)
+    assert position < num_keys <= position + 64
+    mask = torch.zeros(form.num_rows, num_keys)
+    mask[:, position + 1 :] = float("-inf")
+    keys, values = slot.attention_views(num_keys, is_fused=form.is_fused)[0]
+    out = form.by_head(form.attend(calls, keys, values, mask)).reshape(6, 16)
+    for head in range(6):
+        weights = (slot.keys[0][: position + 1, head // 3] @ q[0, head] / 4).softmax(dim=0)
+        torch.testing.assert_close(out[head], weights @ slot.values[0][: position + 1, head // 3])
+
+
+def test_rows_cross_key_grids_as_in_their_chunk(slot: KvSlot) -> None:
+    arena = KvArena(slot.geometry, 1024)
+    slot = arena.allocate(1024)
+    slot.kv.normal_()
+    attention = Attention(CONFIG, arena, 1024)
+    decoding = DecodeAttention(CONFIG, arena, attention)
+    q = 5 * torch.randn(256, 6, 16)
+    for start in (0, 256, 768):
+        whole = attention.chunk(q, slot, 0, start)
+        for row in (0, 62, 63, 64, 127, 128, 192, 255):
+            k, v = slot.kv[0, :, start + row].clone().split(1)
+            step = decoding.step([Span(slot, start + row)] * 2)
+            out = step.attend(
+                0, q[row : row + 1].expand(4, -1, -1), k.expand(2, -1, -1), v.expand(2, -1, -1)
+            )
+            assert torch.equal(out[0], whole[row])
+            assert out.shape == (4, 96)
+
+
+def test_where_no_cheaper_form_agrees_rows_run_as_in_a_chunk(
+    slot: KvSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = Attention(CONFIG, KvArena(slot.geometry, 256), 256)
+    monkeypatch.setattr(RowProbe, "passes", lambda *_: False)
+    form = choose_form(CONFIG, attention, slot.kv)
+    assert (form.is_fused, form.key_grid) == (False, 256)
+    assert form.num_rows == attention.rows_to_run(3)
+
+
+def test_a_probe_sees_another_order_of_keys(slot: KvSlot) -> None:
+    probe = RowProbe(2, 3, 16, 320, slot.kv)
+    probe._k, probe._v = probe._k.clone(), probe._v.clone()
+    order = torch.cat((torch.arange(320).flip(0), torch.arange(320, 512)))
+    probe._k, probe._v = probe._k[order], probe._v[order]
+    assert not probe.passes(DecodeForm(2, 3, 16, 4, 256, is_fused=False))
