@@ -166,6 +166,8 @@ class ReadBatch(Batch):
 class WriteBatch(Batch):
     """WRITEs into one region that the owner registered for it. When it fails some of them may have landed.
 
+    Those of one batch may land at the same time: where they overlap any of them wins.
+
     `notify` is delivered to the owner after all bytes are readable there.
     """
 

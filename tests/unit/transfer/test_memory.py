@@ -1,5 +1,4 @@
 import fcntl
-import mmap
 import os
 from pathlib import Path
 
@@ -7,7 +6,6 @@ import numpy as np
 import pytest
 
 from daemons.core.errors import ConfigError, TransferError
-from daemons.transfer.buffers import as_bytes
 from daemons.transfer.memory import allocate_shared, host_id
 from daemons.transfer.regions import RegionTable
 
@@ -69,14 +67,6 @@ def test_overlapping_and_empty_memory_is_refused() -> None:
         table.get(first.region_id)
     with pytest.raises(TransferError, match="not registered"):
         table.deregister(first.region_id)
-
-
-def test_anything_with_a_contiguous_buffer_can_be_registered() -> None:
-    for memory in (bytearray(8), memoryview(b"12345678"), np.zeros((2, 1), np.float32)):
-        assert as_bytes(memory).nbytes == 8
-    assert as_bytes(mmap.mmap(-1, 4096)).nbytes == 4096
-    with pytest.raises(TransferError, match="not a contiguous buffer"):
-        as_bytes(np.zeros((4, 4), np.uint8)[:, ::2])
 
 
 def test_peers_get_descriptors_that_cannot_write() -> None:

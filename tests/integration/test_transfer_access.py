@@ -1,0 +1,279 @@
+"""Who may do what: roles, capabilities, views and their pins, memory read across processes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from daemons.core.errors import TransferError, Unavailable
+from daemons.core.ids import new_epoch
+from daemons.protocol.segment import RegionRef
+from daemons.transfer import (
+    BadCapability,
+    Pinned,
+    Read,
+    ReadBatch,
+    SharedMemory,
+    TransferEngine,
+    Write,
+    WriteBatch,
+    allocate_shared,
+    contiguous,
+)
+from daemons.transfer.transports import cross_memory
+from daemons.transfer.transports.service import PullSource, encode_pull_source
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(f"/tmp/mca-{os.getpid()}-{time.monotonic_ns() % 10**6}")
+    path.mkdir()
+    yield path
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
+
+
+@pytest.fixture
+def make_engine(directory: Path) -> Iterator[Callable[..., TransferEngine]]:
+    engines: list[TransferEngine] = []
+
+    def make(**settings: object) -> TransferEngine:
+        engines.append(TransferEngine(epoch=new_epoch(), unix_dir=directory, **settings))  # type: ignore[arg-type]
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    memory = allocate_shared("test", SIZE)
+    memory.array[:] = np.random.default_rng(1).integers(1, 256, SIZE, np.uint8)
+    yield memory
+    memory.close()
+
+
+def read(engine: TransferEngine, region: RegionRef, length: int = 100) -> bytes:
+    target = np.zeros(length, np.uint8)
+    engine.read(region, [Read.into(contiguous(0, length), target)])
+    return target.tobytes()
+
+
+def opened_by(engine: TransferEngine) -> list[str]:
+    """How the engine holds its peers' regions: mapped, across, streamed."""
+    assert engine._shm is not None
+    peers = engine._shm._peers.values()
+    kinds = ["mapped" for peer in peers for _ in peer.maps]
+    return kinds + [
+        "streamed" if found.address is None else "across"
+        for peer in peers
+        for found in peer.private.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("owner_secret", "reader_secret", "expected"),
+    [
+        (None, None, "mapped"),  # the same user
+        (b"cluster", b"cluster", "mapped"),
+        (b"cluster", None, "streamed"),  # the same user is not enough then
+        (None, b"cluster", "mapped"),
+    ],
+)
+def test_memory_is_mapped_for_daemons_only(
+    make_engine: Callable[..., TransferEngine],
+    memory: SharedMemory,
+    owner_secret: bytes | None,
+    reader_secret: bytes | None,
+    expected: str,
+) -> None:
+    owner = make_engine(secret=owner_secret)
+    reader = make_engine(secret=reader_secret, transports=("shm",))
+    region = owner.register(memory)
+    assert read(reader, region) == memory.array[:100].tobytes()
+    assert opened_by(reader) == [expected]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_wrong_secret_opens_nothing(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory, transport: str
+) -> None:
+    owner, reader = make_engine(secret=b"one"), make_engine(secret=b"two", transports=(transport,))
+    region = owner.register(memory)
+    with pytest.raises(Unavailable, match="does not let us in"):
+        read(reader, region)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_without_a_role_only_a_capability_moves_bytes(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory, transport: str
+) -> None:
+    owner = make_engine(secret=b"cluster", require_capability=True)
+    tenant = make_engine(transports=(transport,))
+    daemon = make_engine(transports=(transport,), secret=b"cluster")
+    region, before = owner.register(memory, "read-write"), memory.array.copy()
+    assert read(daemon, region) == before[:100].tobytes()
+
+    target = np.zeros(100, np.uint8)
+    inside, outside = contiguous(1000, 100), contiguous(1001, 100)
+    reads = owner.grant(region, [inside], "read", 30).grant
+    writes = owner.grant(region, [inside], "write", 30).grant
+    forged = [
+        None,
+        writes,
+        owner.grant(region, [inside], "read", 0.0).grant,
+        msgspec.structs.replace(reads, ranges=(outside,)),
+        msgspec.structs.replace(reads, mac=bytes(16)),
+        daemon.grant(daemon.register(bytearray(2000)), [inside], "read", 30).grant,
+    ]
+    for grant in forged:
+        with pytest.raises(BadCapability):
+            tenant.read(region, [Read.into(inside, target)], capability=grant)
+    with pytest.raises(BadCapability):
+        tenant.read(region, [Read.into(outside, target)], capability=reads)
+    assert not target.any()
+    tenant.read(region, [Read.into(inside, target)], capability=reads)
+    assert np.array_equal(target, before[1000:1100])
+
+    for grant in (None, reads):
+        for length in (100, 500_000):
+            with pytest.raises(BadCapability):
+                tenant.write(region, [Write.at(1000, np.zeros(length, np.uint8))], capability=grant)
+    assert np.array_equal(memory.array, before)
+    with pytest.raises(BadCapability):
+        tenant.run(ReadBatch(region, [], notify=b"spam"))
+    batch = WriteBatch(
+        region, [Write.at(1000, np.zeros(100, np.uint8))], capability=writes, notify=b"done"
+    )
+    tenant.run(batch)
+    assert not memory.array[1000:1100].any()
+    assert [note.message for note in owner.notifications(1)] == [b"done"]
+    with pytest.raises(TransferError):
+        tenant.view(region, [inside])
+
+
+def test_a_view_shows_the_memory_and_keeps_it_registered(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory
+) -> None:
+    owner, reader = make_engine(), make_engine(transports=("shm",))
+    region = owner.register(memory)
+    with reader.view(region, [contiguous(5, 10)]) as view:
+        memory.array[5] = 77
+        assert view.arrays[0][0, 0] == 77
+        assert not view.arrays[0].flags.writeable
+        started_s = time.monotonic()
+        with pytest.raises(Pinned, match="1 views"):
+            owner.deregister(region, timeout_s=0.2)
+        assert time.monotonic() - started_s < 1
+    owner.deregister(region, timeout_s=1)
+    with pytest.raises(TransferError, match="not registered"):
+        reader.view(region, [contiguous(0, 1)])
+
+
+def test_private_memory_has_no_views(make_engine: Callable[..., TransferEngine]) -> None:
+    owner, reader = make_engine(), make_engine(transports=("shm",))
+    region = owner.register(bytearray(100))
+    with pytest.raises(TransferError, match="no views"):
+        reader.view(region, [contiguous(0, 1)])
+    with pytest.raises(TransferError, match="does not fit"):
+        reader.view(region, [contiguous(99, 2)])
+    owner.deregister(region)
+
+
+VIEWER = """
+import sys
+from pathlib import Path
+import msgspec
+from daemons.core.ids import new_epoch
+from daemons.protocol.segment import RegionRef
+from daemons.transfer import TransferEngine, contiguous
+engine = TransferEngine(epoch=new_epoch(), unix_dir=Path(sys.argv[1]), transports=("shm",))
+view = engine.view(msgspec.json.decode(sys.argv[2], type=RegionRef), [contiguous(0, 8)])
+print(int(view.arrays[0].sum()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_pin_ends_with_the_process_of_its_view(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory, directory: Path
+) -> None:
+    owner = make_engine()
+    region = owner.register(memory)
+    told = msgspec.json.encode(region).decode()
+    viewer = subprocess.Popen(
+        [sys.executable, "-c", VIEWER, str(directory), told],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert viewer.stdout is not None
+    assert int(viewer.stdout.readline()) == int(memory.array[:8].sum())
+    with pytest.raises(Pinned):
+        owner.deregister(region)
+    viewer.kill()
+    owner.deregister(region, timeout_s=2)
+    viewer.communicate()
+
+
+def test_private_memory_is_read_across_where_permitted(
+    make_engine: Callable[..., TransferEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = make_engine()
+    data = np.random.default_rng(2).integers(0, 256, 300_000, np.uint8)
+    region = owner.register(data)
+    across = make_engine(transports=("shm",))
+    assert read(across, region, 300_000) == data.tobytes()
+    assert opened_by(across) in (["across"], ["streamed"])
+    monkeypatch.setattr(cross_memory, "is_permitted", lambda *_: False)
+    streaming = make_engine(transports=("shm",))
+    assert read(streaming, region, 300_000) == data.tobytes()
+    assert opened_by(streaming) == ["streamed"]
+
+
+def test_a_writer_streams_where_its_memory_cannot_be_read(
+    make_engine: Callable[..., TransferEngine],
+    memory: SharedMemory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "not permitted")
+
+    monkeypatch.setattr(cross_memory, "read", refuse)
+    owner, writer = make_engine(), make_engine(transports=("shm",))
+    region, data = owner.register(memory, "read-write"), np.full(SIZE, 3, np.uint8)
+    writer.write(region, [Write.at(0, data)])
+    assert (memory.array == 3).all()
+
+
+def test_a_daemon_cannot_make_us_read_outside_of_what_it_names(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory
+) -> None:
+    """A PULL whose source lies: nothing lands, the port lives on."""
+    owner, other = make_engine(), make_engine(transports=("shm",))
+    region, before = owner.register(memory, "read-write"), memory.array.copy()
+    assert other._shm is not None
+    stream = other._shm._peer(region.address, 1.0).stream
+    batch = WriteBatch(region, [Write.at(0, np.zeros(100, np.uint8))])
+    for bad in (
+        PullSource(region=None, ranges=[contiguous(0, 100)]),
+        PullSource(region=None, ranges=[contiguous((1 << 64) - 200, 100)]),
+        PullSource(region=None, ranges=[contiguous(4096, 99)]),
+        PullSource(region=region, ranges=[contiguous(SIZE, 100)]),
+        PullSource(region=region, ranges=[]),
+    ):
+        with pytest.raises(TransferError):
+            stream.ask_to_pull(batch, [encode_pull_source(bad)])
+    for junk in (b"", b"\xc1", bytes(50)):
+        with pytest.raises(TransferError):
+            stream.ask_to_pull(batch, [junk])
+    assert np.array_equal(memory.array, before)
