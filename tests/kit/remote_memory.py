@@ -77,7 +77,7 @@ def stripe(timeout_s: float, regions: list[RegionRef]) -> None:
     by_name = {f"path{i}": region for i, region in enumerate(regions)}
     size = regions[0].size_bytes
     local = np.zeros(size, np.uint8)
-    paths = [Path(name, 25e6, max_in_flight=2) for name in by_name]
+    paths = [Path(name, 12.5e6, max_in_flight=2) for name in by_name]
     book = PathBook(paths, PathPolicy(pause_s=0.5))
     landed: queue.SimpleQueue[tuple[Send, str]] = queue.SimpleQueue()
     carried = dict.fromkeys(by_name, 0)
