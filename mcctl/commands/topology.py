@@ -1,6 +1,5 @@
 """mcctl topology: where everything is, what this host has for moving bytes, and how fast its paths are."""
 
-import importlib.util
 import os
 import resource
 from collections import defaultdict
@@ -101,8 +100,9 @@ def check(
     output = settings_of(context).output
     findings = find(
         _discover(sysfs, override),
-        no_verbs_reason=_why_no_verbs(),
-        memlock_bytes=_memlock_bytes(),
+        # What this host allows says nothing about the host that a copy was taken from.
+        no_verbs_reason=_why_no_verbs() if sysfs == _SYSFS else "",
+        memlock_bytes=_memlock_bytes() if sysfs == _SYSFS else None,
         wants_rdma=rdma,
     )
     columns = [
@@ -176,9 +176,9 @@ def _discover(sysfs: Path, override: Path | None) -> "Topology":
 
 
 def _why_no_verbs() -> str:
-    if importlib.util.find_spec("pyverbs") is None:
-        return "the Python module pyverbs is not installed"
-    return ""
+    from daemons.transfer.transports.rdma import why_unavailable
+
+    return why_unavailable() or ""
 
 
 def _memlock_bytes() -> int | None:
