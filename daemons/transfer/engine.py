@@ -75,10 +75,9 @@ class TransferEngine:
         self._transports: list[Transport] = [
             LoopbackTransport({epoch: self._regions}, {epoch: self._notifications})
         ]
-        for scheme in transports:
-            self._transports.append(
-                self._shm if scheme == "shm" and self._shm else TcpTransport(secret)
-            )
+        self._tcp = TcpTransport(secret) if "tcp" in transports else None
+        known: dict[str, Transport | None] = {"shm": self._shm, "tcp": self._tcp}
+        self._transports += [found for scheme in transports if (found := known[scheme])]
         self._unix_path = unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
         listeners, tcp_endpoint = listen(
             (bind_host, tcp_port) if "tcp" in transports else None, self._unix_path
@@ -174,12 +173,8 @@ class TransferEngine:
         Raises TransferError (StaleEpoch, StaleGeneration, BadCapability, out of range) or Unavailable (peer gone,
         timeout); what the local memory holds is then undefined.
         """
-        if (
-            len(reads) == 1
-            and generation is None
-            and self._shm is not None
-            and self._shm.read_mapped(region, reads[0])
-        ):
+        is_plain = len(reads) == 1 and generation is None and capability is None
+        if is_plain and self._read_quick(region, reads[0]):
             return
         self.run(ReadBatch(region, reads, generation, timeout_s, capability=capability))
 
@@ -272,6 +267,14 @@ class TransferEngine:
         self._regions.close()
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
+
+    def _read_quick(self, region: RegionRef, read: Read) -> bool:
+        """One contiguous READ by the path that the long way would take; False where that must be found out."""
+        address = region.address
+        if self._shm is not None and self._shm.reaches(address):
+            return self._shm.read_mapped(region, read)
+        is_foreign = self._tcp is not None and address.epoch != self.address.epoch
+        return is_foreign and self._tcp is not None and self._tcp.read_quick(region, read)
 
     def _pull(self, batch: ReadBatch) -> bool:
         return self._shm is not None and self._shm.pull(batch)

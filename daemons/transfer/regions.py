@@ -76,6 +76,10 @@ class RegionTable:
         region = self._regions.get(region_id)
         return region if region is not None else self._find(region_id)
 
+    def find(self, region_id: int) -> Region | None:
+        """Without a hold: whoever copies from it must find the same region again afterwards."""
+        return self._regions.get(region_id)
+
     @contextmanager
     def use(self, region_id: int) -> Iterator[Region]:
         """Hold the region's memory: `wait_unused` waits for the end of it."""

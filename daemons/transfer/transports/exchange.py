@@ -11,6 +11,7 @@ from daemons.transfer.capability import BadCapability
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.base import Batch, StaleEpoch, describe
 
+_FRAME_BYTES = wire.REPLY.size + wire.TRAILER.size
 _SCRATCH_BYTES = wire.REPLY.size + wire.MAX_INLINE + wire.TRAILER.size
 
 
@@ -36,6 +37,24 @@ def ask(stream: Stream, request: bytes, batch: Batch) -> tuple[int, int]:
 def answer(stream: Stream, batch: Batch) -> tuple[int, int]:
     fill(stream.sock, iter([stream.scratch[: wire.REPLY.size]]), batch)
     return check_header(stream, batch, wire.REPLY.size)
+
+
+def read_quick(stream: Stream, request: bytes, target: memoryview) -> bool:
+    """The plain answer to a small READ, all of it at once; False for anything else, the connection is then lost."""
+    sock, scratch, length = stream.sock, stream.scratch, len(target)
+    wanted = _FRAME_BYTES + length
+    try:
+        sock.send(request)
+        count = sock.recv_into(scratch, wanted)
+        if 0 < count < wanted:
+            count += sock.recv_into(scratch[count:wanted], 0, socket.MSG_WAITALL)
+    except OSError:
+        return False
+    end = wire.REPLY.size + length
+    if count != wanted or wire.REPLY.unpack_from(scratch) != (wire.MAGIC, 0, length, 0):
+        return False
+    target[:] = scratch[wire.REPLY.size : end]
+    return True
 
 
 def ask_small(

@@ -164,7 +164,8 @@ class DataServer:
         if not connection.frame:
             connection.last_active_s = time.monotonic()
         try:
-            request = _assemble(connection, socket.MSG_DONTWAIT)
+            received = connection.sock.recv(_wanted(connection.frame), socket.MSG_DONTWAIT)
+            request = _assemble(connection, received)
             if request is None:
                 return
             if request.op in _QUICK:
@@ -209,7 +210,10 @@ class DataServer:
         with self._lock:
             self._num_lingering += 1
         try:
-            return _assemble(connection, 0)
+            while True:
+                frame = connection.sock.recv(_FIRST_READ)
+                if not self._service.serve_quick(connection, frame):
+                    return _assemble(connection, frame)
         except BlockingIOError:
             return None
         finally:
@@ -217,14 +221,18 @@ class DataServer:
                 self._num_lingering -= 1
 
 
-def _assemble(connection: Connection, flags: int) -> wire.Request | None:
-    """One receive; the request when it is whole. Peers wait for an answer, so nothing may follow it."""
-    frame, wanted = connection.frame, _FIRST_READ
-    if len(frame) >= wire.REQUEST.size:
-        wanted = wire.request_length(frame) - len(frame)
-    received = connection.sock.recv(max(wanted, 1), flags)
+def _wanted(frame: bytearray) -> int:
+    """Bytes to receive next."""
+    if len(frame) < wire.REQUEST.size:
+        return _FIRST_READ
+    return max(wire.request_length(frame) - len(frame), 1)
+
+
+def _assemble(connection: Connection, received: bytes) -> wire.Request | None:
+    """The request when it is whole. Peers wait for an answer, so nothing may follow it."""
     if not received:
         raise ConnectionResetError
+    frame = connection.frame
     frame += received
     if len(frame) < wire.REQUEST.size:
         return None

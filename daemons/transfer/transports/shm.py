@@ -41,16 +41,17 @@ class ShmTransport:
         return address.host_id == self._host and bool(address.unix_path)
 
     def read_mapped(self, region: RegionRef, read: Read) -> bool:
-        """The short way for one contiguous READ of a region mapped before; False: it needs the long one."""
+        """The short way for one contiguous READ of a peer it `reaches`; False when it needs the long way."""
         address = region.address
         peer = self._peers.get((address.unix_path, address.epoch))
         mapped = None if peer is None else peer.maps.get(region.region_id)
-        if peer is None or mapped is None or address.host_id != self._host:
+        if peer is None or mapped is None:
             return False
-        (offset, length, rows, _), local, (start, target_length, target_rows, _) = _fields(read)
+        remote, local, target = read
+        offset, length, start = remote.offset, remote.row_bytes, target.offset
         if (
-            not rows == target_rows == 1
-            or length != target_length
+            not remote.num_rows == target.num_rows == 1
+            or length != target.row_bytes
             or not 0 < length <= min(mapped.nbytes, region.size_bytes) - offset
             or not length <= local.nbytes - start
             or not local.flags.writeable
@@ -188,15 +189,6 @@ class ShmTransport:
                 if other is peer:
                     del self._peers[key]
         peer.close()
-
-
-def _fields(read: Read) -> tuple[tuple[int, int, int, int], ByteArray, tuple[int, int, int, int]]:
-    remote, local, target = read
-    return (
-        (remote.offset, remote.row_bytes, remote.num_rows, remote.stride_bytes),
-        local,
-        (target.offset, target.row_bytes, target.num_rows, target.stride_bytes),
-    )
 
 
 def _moved(ranges: Strided, offset: int) -> Strided:

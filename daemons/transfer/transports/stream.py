@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -48,38 +47,59 @@ class StreamPool:
         self._secret = secret
         self._idle: list[Stream] = []
         self._lock = threading.Lock()
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._changed = threading.Condition(self._lock)
+        self._num_open = 0
+        self._num_waiting = 0
         self._dead_until_s = 0.0
         self._is_closed = False
 
+    def read_quick(self, region: RegionRef, remote: Strided, target: memoryview) -> bool:
+        """A small contiguous READ over an idle connection, the bounds checked; False: take the long way.
+
+        A READ may be done twice, so whatever is not the plain answer is left to the long way to find out.
+        """
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            return False
+        length = len(target)
+        request = wire.QUICK_READ.pack(
+            wire.MAGIC, wire.Op.READ, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
+            remote.offset, length, 1, 0,
+        )  # fmt: skip
+        if not exchange.read_quick(stream, request, target):
+            self._discard(stream)
+            return False
+        self._give_back(stream)
+        return True
+
     def read(self, batch: ReadBatch) -> None:
         """All of a batch, in as many requests as its ranges need; on one connection."""
-        with self._slot(batch):
-            stream, is_reused = self._take(batch)
+        stream, is_reused = self._take(batch)
+        try:
+            parts = _parts(len(batch.reads))
+            first = next(parts)
             try:
-                parts = _parts(len(batch.reads))
-                first = next(parts)
-                try:
-                    _read_part(stream, batch, first)
-                except ConnectionError:
-                    if not is_reused or batch.on_read is not None:
-                        raise
-                    # The peer may have closed an idle connection; ask once more on a new one.
-                    stream.close()
-                    stream = self._open(batch)
-                    _read_part(stream, batch, first)
-                for part in parts:
-                    _read_part(stream, batch, part)
-            except Refusal as refusal:
-                self._give_back(stream)
-                raise refusal.error from None
-            except OSError as error:
+                _read_part(stream, batch, first)
+            except ConnectionError:
+                if not is_reused or batch.on_read is not None:
+                    raise
+                # The peer may have closed an idle connection; ask once more on a new one.
                 stream.close()
-                raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
-            except BaseException:
-                stream.close()
-                raise
+                stream.sock = self._open(batch)
+                _read_part(stream, batch, first)
+            for part in parts:
+                _read_part(stream, batch, part)
+        except Refusal as refusal:
             self._give_back(stream)
+            raise refusal.error from None
+        except OSError as error:
+            self._discard(stream)
+            raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
+        except BaseException:
+            self._discard(stream)
+            raise
+        self._give_back(stream)
 
     def write(self, batch: WriteBatch) -> None:
         """On return the bytes are readable at the target."""
@@ -115,43 +135,44 @@ class StreamPool:
 
     def _fenced(self, batch: WriteBatch | ReadBatch, run: Callable[[Stream], object]) -> None:
         """Run what changes the peer. Whatever goes wrong, the path is closed or NotOver says that it is not."""
-        with self._slot(batch):
-            stream = self._take_open(batch)
-            try:
-                run(stream)
-            except Refusal as refusal:
-                self._give_back(stream)
-                raise refusal.error from None
-            except Private:
-                self._give_back(stream)
-                raise
-            except (OSError, McError) as error:
-                why = error.message if isinstance(error, McError) else f"lost the peer: {error}"
-                path = HalfClosed(stream.sock)
-                if not path.wait_closed(GRACE_S):
-                    raise NotOver(f"{why}; the target may still land it", path) from error
-                if isinstance(error, McError):
-                    raise
-                raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
-            self._give_back(stream)
-
-    @contextmanager
-    def _slot(self, batch: Batch) -> Iterator[None]:
-        self.last_used_s = time.monotonic()
-        if not self._free.acquire(blocking=False) and not self._free.acquire(
-            timeout=batch.remaining_s()
-        ):
-            raise Unavailable(f"all connections to {describe(batch.region.address)} are busy")
+        stream = self._take_open(batch)
         try:
-            yield
-        finally:
-            self._free.release()
+            run(stream)
+        except Refusal as refusal:
+            self._give_back(stream)
+            raise refusal.error from None
+        except Private:
+            self._give_back(stream)
+            raise
+        except (OSError, McError) as error:
+            self._forget()
+            why = error.message if isinstance(error, McError) else f"lost the peer: {error}"
+            path = HalfClosed(stream.sock)
+            if not path.wait_closed(GRACE_S):
+                raise NotOver(f"{why}; the target may still land it", path) from error
+            if isinstance(error, McError):
+                raise
+            raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
+        self._give_back(stream)
 
     def _take(self, batch: Batch) -> tuple[Stream, bool]:
-        with self._lock:
+        """An idle connection or a new one, and whether it was idle."""
+        self.last_used_s = time.monotonic()
+        with self._changed:
+            while not self._idle and self._num_open >= MAX_CONNECTIONS:
+                self._num_waiting += 1
+                try:
+                    self._changed.wait(min(batch.remaining_s(), sockets.TICK_S))
+                finally:
+                    self._num_waiting -= 1
             if self._idle:
                 return self._idle.pop(), True
-        return self._open(batch), False
+            self._num_open += 1
+        try:
+            return Stream(self._open(batch)), False
+        except BaseException:
+            self._forget()
+            raise
 
     def _take_open(self, batch: Batch) -> Stream:
         """One that the peer has not closed meanwhile: a WRITE is never repeated."""
@@ -159,9 +180,27 @@ class StreamPool:
             stream, is_reused = self._take(batch)
             if not is_reused or sockets.is_open(stream.sock):
                 return stream
-            stream.close()
+            self._discard(stream)
 
-    def _open(self, batch: Batch) -> Stream:
+    def _give_back(self, stream: Stream) -> None:
+        self._idle.append(stream)
+        if self._is_closed or self._num_waiting:
+            with self._changed:
+                self._changed.notify()
+            if self._is_closed:
+                self.close()
+
+    def _discard(self, stream: Stream) -> None:
+        stream.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """One connection less."""
+        with self._changed:
+            self._num_open -= 1
+            self._changed.notify()
+
+    def _open(self, batch: Batch) -> socket.socket:
         name = describe(batch.region.address)
         remaining_s = batch.remaining_s()
         if time.monotonic() < self._dead_until_s:
@@ -180,14 +219,7 @@ class StreamPool:
         except (OSError, ProtocolError) as error:
             sock.close()
             raise Unreachable(f"{name} does not let us in: {error}") from error
-        return Stream(sock)
-
-    def _give_back(self, stream: Stream) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(stream)
-                return
-        stream.close()
+        return sock
 
 
 def _parts(count: int) -> Iterator[range]:

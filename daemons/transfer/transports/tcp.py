@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from daemons.core.errors import TransferError
-from daemons.protocol.segment import DataAddress
-from daemons.transfer.transports import sockets
-from daemons.transfer.transports.base import ReadBatch, WriteBatch
+from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.transfer.transports import sockets, wire
+from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch
 from daemons.transfer.transports.stream import StreamPool
 from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
 
@@ -39,6 +39,23 @@ class TcpTransport:
 
     def reaches(self, address: DataAddress) -> bool:
         return bool(address.tcp)
+
+    def read_quick(self, region: RegionRef, read: Read) -> bool:
+        """The short way for one small contiguous READ; False: it needs the long one."""
+        address, (remote, local, target) = region.address, read
+        pool = self._pools.get((address.tcp, address.epoch))
+        length, start = remote.row_bytes, target.offset
+        if (
+            pool is None
+            or not 0 < length <= wire.MAX_INLINE
+            or not remote.num_rows == target.num_rows == 1
+            or length != target.row_bytes
+            or not 0 <= remote.offset <= region.size_bytes - length
+            or not 0 <= start <= local.nbytes - length
+            or not local.flags.writeable
+        ):
+            return False
+        return pool.read_quick(region, remote, local.data[start : start + length])
 
     def read(self, batch: ReadBatch) -> None:
         pool = self._pool(batch.region.address)

@@ -30,6 +30,9 @@ MAX_CAPABILITY = 64 << 10
 
 REQUEST = struct.Struct("<4sBBHIIQQQQ")
 RANGE = struct.Struct("<QQQQ")
+QUICK_READ = struct.Struct("<4sBBHIIQQQQQQQQ")
+"""A request and its only range: what a small READ is, packed and parsed in one call at both ends."""
+
 REPLY = struct.Struct("<4sBxxxQQ")
 TRAILER = struct.Struct("<4sxxxxQ")
 
