@@ -4,19 +4,71 @@ A block that fails to arrive or to verify shortens the prefix from there on; the
 loading. Whoever computes waits per layer, so loading layer k+1 overlaps computing layer k (design section 8).
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from daemons.client.store import BlockReader
+from daemons.client.store import BlockReader, OpenedBlocks
 from daemons.core.errors import McError
 from daemons.protocol.block import BlockLocation
+from daemons.rpc import Loop
 from daemons.transfer import ByteArray
 
-HalfOf = Callable[[int, int, int], ByteArray]
-"""(layer, half, num_tokens) -> writable bytes of the slot."""
+log = logging.getLogger(__name__)
 
 _GROUP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """The slot a prefix goes into."""
+
+    half_of: Callable[[int, int, int], ByteArray]
+    """(layer, half, num_tokens) -> writable bytes of the slot."""
+    num_layers: int
+    block_tokens: int
+
+
+class PrefixLoader:
+    """A few worker threads that load prefixes. Loop thread only, but for the work itself."""
+
+    def __init__(
+        self, loop: Loop, reader: BlockReader, *, num_workers: int, timeout_s: float
+    ) -> None:
+        self._loop = loop
+        self._reader = reader
+        self._timeout_s = timeout_s
+        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="load")
+
+    def start(
+        self,
+        matched: Sequence[BlockLocation],
+        num_tokens: int,
+        target: LoadTarget,
+        on_loaded: Callable[["PrefixLoad"], object],
+    ) -> "PrefixLoad | None":
+        """None when nothing of a prompt of `num_tokens` can be reused; else `on_loaded` comes exactly once on the
+        loop, when nothing is written into the slot any more.
+        """
+        # The last token is always computed: its logits choose the first token of the answer.
+        usable = min(len(matched), (num_tokens - 1) // target.block_tokens)
+        if usable <= 0:
+            return None
+        load = PrefixLoad(self._reader, matched[:usable], target, self._timeout_s)
+
+        def run() -> None:
+            load.run()
+            self._loop.call_soon_threadsafe(on_loaded, load)
+
+        self._workers.submit(run)
+        return load
+
+    def close(self) -> None:
+        """Finish the loads in progress; drop those that wait."""
+        self._workers.shutdown(wait=True, cancel_futures=True)
 
 
 class PrefixLoad:
@@ -26,24 +78,26 @@ class PrefixLoad:
         self,
         reader: BlockReader,
         locations: Sequence[BlockLocation],
-        half_of: HalfOf,
-        *,
-        block_tokens: int,
+        target: LoadTarget,
         timeout_s: float,
     ) -> None:
-        self.block_tokens = block_tokens
+        self.block_tokens = target.block_tokens
+        self.num_asked = len(locations)
+        """Blocks whose place in the slot may have been written, with garbage where they are not good."""
         self.num_blocks = len(locations)
         """Blocks that are still good; only shrinks."""
         self.loaded_bytes = 0
         self.elapsed_s = 0.0
         self.bad: list[tuple[BlockLocation, str]] = []
+        """Replicas whose bytes did not verify."""
         self._reader = reader
         self._locations = list(locations)
-        self._half_of = half_of
+        self._target = target
         self._deadline_s = time.monotonic() + timeout_s
         self._layers_done = -1
         """-1 until the trailers were checked, then the number of layers in place."""
         self._is_over = False
+        self._is_writing = False
         self._changed = threading.Condition()
 
     def wait_opened(self) -> int:
@@ -51,79 +105,101 @@ class PrefixLoad:
         return self._wait(lambda: self._layers_done >= 0)
 
     def wait_layer(self, layer: int) -> int:
-        """Good blocks once `layer` of them is in the slot; 0 after a failure, a cancel or the deadline."""
+        """Good blocks once `layer` of them is in the slot; 0 after a failure, a cancel or the deadline.
+
+        Behind the good blocks nothing is written any more when this returns: the caller may compute there.
+        """
         return self._wait(lambda: self._layers_done > layer)
 
     def cancel(self) -> None:
         """Stop soon; the worker may still finish the group it reads."""
-        self._end(0)
+        with self._changed:
+            self._give_up()
 
     def run(self) -> None:
         """Load everything that stays good. Never raises: a failure is a shorter prefix."""
         began_s = time.monotonic()
+        num_good = 0
         try:
             self._load()
+            num_good = self.num_blocks
         except McError as error:
-            self.bad.extend((location, error.message) for location in self._locations[:1])
-            self._end(0)
-        finally:
+            log.warning("prefix not loaded why=%s", error.message)
+        except Exception:
+            log.exception("prefix load failed")
+        with self._changed:
             self.elapsed_s = time.monotonic() - began_s
-            self._end(self.num_blocks)
+            self.num_blocks = min(self.num_blocks, num_good)
+            self._is_writing = False
+            self._is_over = True
+            self._changed.notify_all()
 
     def _load(self) -> None:
         opened = self._reader.open(self._locations, timeout_s=self._left_s())
-        self._shrink(opened.num_good)
-        self._advance(0)
-        num_layers = self._locations[0].num_layers
-        step = self._layers_per_group(num_layers)
-        for first in range(0, num_layers, step):
-            if self._is_over or not self.num_blocks:
-                return
-            last = min(first + step, num_layers) - 1
-            num_tokens = self.num_blocks * self.block_tokens
-            targets = [
-                (self._half_of(layer, 0, num_tokens), self._half_of(layer, 1, num_tokens))
-                for layer in range(first, last + 1)
-            ]
-            good = opened.read_layers(first, targets, self.num_blocks, timeout_s=self._left_s())
-            self.loaded_bytes += sum(keys.nbytes + values.nbytes for keys, values in targets)
-            self._shrink(good)
-            self._advance(last + 1)
-        self.bad.extend(opened.bad)
+        try:
+            self._end_group(0, opened.num_good if self._fits(opened) else 0)
+            step = self._layers_per_group(opened)
+            for first in range(0, self._target.num_layers, step):
+                num_blocks = self._begin_group()
+                if not num_blocks:
+                    return
+                last = min(first + step, self._target.num_layers)
+                self._end_group(last, self._read(opened, first, last, num_blocks))
+        finally:
+            self.bad.extend(opened.bad)
 
-    def _layers_per_group(self, num_layers: int) -> int:
+    def _read(self, opened: OpenedBlocks, first: int, last: int, num_blocks: int) -> int:
+        """Layers [first, last); how many blocks are good after it."""
+        half_of, num_tokens = self._target.half_of, num_blocks * self.block_tokens
+        targets = [
+            (half_of(layer, 0, num_tokens), half_of(layer, 1, num_tokens))
+            for layer in range(first, last)
+        ]
+        good = opened.read_layers(first, targets, num_blocks, timeout_s=self._left_s())
+        self.loaded_bytes += sum(keys.nbytes + values.nbytes for keys, values in targets)
+        return good
+
+    def _fits(self, opened: OpenedBlocks) -> bool:
+        """Blocks of another shape would be written over a neighbour's KV."""
+        row_bytes = self._target.half_of(0, 0, self.block_tokens).nbytes
+        shape = (opened.num_layers, opened.row_bytes)
+        if not opened.num_good or shape == (self._target.num_layers, row_bytes):
+            return True
+        log.error("matched blocks are of another shape layers=%d row_bytes=%d", *shape)
+        return False
+
+    def _layers_per_group(self, opened: OpenedBlocks) -> int:
         """Layers that make a range worth a transfer; the first ones must still come early."""
-        location = self._locations[0]
-        layer_bytes = (
-            (location.length - location.trailer_bytes) * len(self._locations) // num_layers
-        )
-        return max(1, min(num_layers, _GROUP_BYTES // max(1, layer_bytes)))
+        layer_bytes = 2 * opened.row_bytes * len(self._locations)
+        return max(1, _GROUP_BYTES // max(1, layer_bytes))
 
     def _wait(self, is_ready: Callable[[], bool]) -> int:
         with self._changed:
-            while not is_ready() and not self._is_over:
-                if (
-                    not self._changed.wait(timeout=min(1.0, self._left_s()))
-                    and self._left_s() <= 0.01
-                ):
-                    self.num_blocks = 0
-                    self._is_over = True
+            while not is_ready() and (self._is_writing or not self._is_over):
+                self._changed.wait(timeout=min(1.0, self._left_s()))
+                if time.monotonic() >= self._deadline_s:
+                    self._give_up()
             return self.num_blocks if is_ready() else 0
 
-    def _shrink(self, num_good: int) -> None:
+    def _begin_group(self) -> int:
+        """How many blocks to read; 0 when the load is over."""
         with self._changed:
-            self.num_blocks = min(self.num_blocks, num_good)
+            num_blocks = 0 if self._is_over else self.num_blocks
+            self._is_writing = num_blocks > 0
+            return num_blocks
 
-    def _advance(self, layers_done: int) -> None:
+    def _end_group(self, layers_done: int, num_good: int) -> None:
         with self._changed:
-            self._layers_done = max(self._layers_done, layers_done)
+            self._is_writing = False
+            self.num_blocks = min(self.num_blocks, num_good)
+            self._layers_done = layers_done
             self._changed.notify_all()
 
-    def _end(self, num_good: int) -> None:
-        with self._changed:
-            self.num_blocks = min(self.num_blocks, num_good)
-            self._is_over = True
-            self._changed.notify_all()
+    def _give_up(self) -> None:
+        """With the lock held."""
+        self.num_blocks = 0
+        self._is_over = True
+        self._changed.notify_all()
 
     def _left_s(self) -> float:
         return max(0.01, self._deadline_s - time.monotonic())

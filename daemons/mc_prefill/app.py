@@ -5,16 +5,17 @@ Prefill -> slot -> PrefillStarted -> load || compute -> LayersReady... -> Prefil
 
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 from daemons.client.channel_pool import ChannelPool
+from daemons.client.prefix_load import PrefixLoader
 from daemons.client.publisher import Publisher
+from daemons.client.store import BlockReader
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import McError, ProtocolError
 from daemons.core.ids import NodeId, new_epoch
 from daemons.engine.instance import open_instance
 from daemons.mc_prefill.job import Computed, Job, JobHooks
-from daemons.mc_prefill.jobs import Effects, Jobs
+from daemons.mc_prefill.jobs import Effects, Jobs, Ways
 from daemons.mc_prefill.model_thread import ModelThread
 from daemons.protocol.base import Ok
 from daemons.protocol.block import BadReplica, BlockLocation
@@ -52,13 +53,18 @@ class PrefillApp:
         self._instance = open_instance(config.model, config.engine, self._transfer)
         self._channels = ChannelPool(self.loop)
         self._probes = DataProbes(self.loop, self._transfer, config.transfer.transports)
-        self._loaders = ThreadPoolExecutor(_NUM_LOADERS, thread_name_prefix="load")
+        self._loader = PrefixLoader(
+            self.loop,
+            BlockReader(self._transfer),
+            num_workers=_NUM_LOADERS,
+            timeout_s=config.transfer.timeout_s,
+        )
         self._jobs = Jobs(
             self.loop,
             config.prefill,
             self._instance,
-            Effects(self._compute, self._withdraw, self._loaders, self._report_bad),
-            Publisher(self._channels),
+            Effects(self._compute, self._withdraw, self._report_bad),
+            Ways(Publisher(self._channels), self._loader),
         )
         self._model = ModelThread(self._instance, self._make_hooks, self._on_model_end)
         self._metrics = MetricsServer(config.node.metrics, self._jobs.metrics.registry)
@@ -94,7 +100,7 @@ class PrefillApp:
         self._server.close()
         self._channels.close()
         self._model.close()
-        self._loaders.shutdown(wait=True, cancel_futures=True)
+        self._loader.close()
         self._metrics.close()
         self._instance.close()
         self._transfer.close()

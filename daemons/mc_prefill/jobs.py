@@ -3,12 +3,11 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
-from daemons.client.prefix_load import PrefixLoad
+from daemons.client.prefix_load import LoadTarget, PrefixLoad, PrefixLoader
 from daemons.client.publisher import Publisher, block_meta
-from daemons.client.store import BlockReader
 from daemons.config.mc_prefill import PrefillSection
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import RequestId, short
@@ -23,7 +22,6 @@ from daemons.rpc import Call, Loop
 
 log = logging.getLogger(__name__)
 
-_LOAD_TIMEOUT_S = 10.0
 _MIN_SAMPLE_TOKENS = 512
 """Shorter loads measure the round trips, not the bytes."""
 _LOAD_SAMPLES = 8
@@ -38,8 +36,15 @@ class Effects:
     """Hand the job to the model thread; `computed` comes back on the loop."""
     withdraw: Callable[[Job], bool]
     """Take it back if it was not begun."""
-    load: ThreadPoolExecutor
     report_bad: Callable[[BlockLocation, str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Between slots and the pool: out and in."""
+
+    publisher: Publisher
+    loader: PrefixLoader
 
 
 class Jobs:
@@ -51,7 +56,7 @@ class Jobs:
         config: PrefillSection,
         instance: Instance,
         effects: Effects,
-        publisher: Publisher,
+        ways: Ways,
     ) -> None:
         self.metrics = PrefillMetrics()
         self.is_draining = False
@@ -59,8 +64,8 @@ class Jobs:
         self._config = config
         self._instance = instance
         self._effects = effects
-        self._publisher = publisher
-        self._reader = BlockReader(instance.transfer)
+        self._publisher = ways.publisher
+        self._loader = ways.loader
         self._jobs: dict[RequestId, Job] = {}
         self._waiting: deque[Job] = deque()
         """Admitted, without a slot yet."""
@@ -153,10 +158,8 @@ class Jobs:
             self._end(job, outcome)
         self._let_go(job, "model")
 
-    def loaded(self, job: Job) -> None:
-        """The prefix load has ended; nothing writes into the slot on its behalf any more."""
-        load = job.load
-        assert load is not None
+    def _loaded(self, job: Job, load: PrefixLoad) -> None:
+        """Nothing writes into the slot on its behalf any more."""
         for location, why in load.bad:
             log.warning("reused block failed hash=%s why=%s", short(location.hash), why)
             self.metrics.bad_blocks.inc()
@@ -227,27 +230,18 @@ class Jobs:
             self._let_go(job, "model")
 
     def _start_load(self, job: Job) -> None:
-        request, slot = job.request, job.slot
+        request, slot, geometry = job.request, job.slot, self._instance.geometry
         assert slot is not None
-        block_tokens = self._instance.geometry.block_tokens
-        # The last token is always computed: its logits choose the first token of the answer.
-        usable = min(len(request.matched), (job.num_tokens - 1) // block_tokens)
-        if not usable or request.cache == "bypass" or not self._instance.model.is_reuse_safe:
+        if request.cache == "bypass" or not self._instance.model.is_reuse_safe:
             return
-        load = job.load = PrefixLoad(
-            self._reader,
-            request.matched[:usable],
-            lambda layer, half, count: self._instance.half(slot, layer, half, count),
-            block_tokens=block_tokens,
-            timeout_s=_LOAD_TIMEOUT_S,
+        target = LoadTarget(
+            partial(self._instance.half, slot), geometry.num_layers, geometry.block_tokens
         )
-        job.holders.add("load")
-
-        def run() -> None:
-            load.run()
-            self._loop.call_soon_threadsafe(self.loaded, job)
-
-        self._effects.load.submit(run)
+        job.load = self._loader.start(
+            request.matched, job.num_tokens, target, partial(self._loaded, job)
+        )
+        if job.load is not None:
+            job.holders.add("load")
 
     def _reply(self, job: Job, computed: Computed) -> None:
         timing = computed.timing
