@@ -60,8 +60,7 @@ class DecodeApp:
         )
         self._requests = Requests(
             self.loop,
-            NodeId(config.node.id),
-            config.decode,
+            config,
             self._instance,
             Effects(self._join, self._leave, self._tell_master),
             self._channels,

@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from daemons.client.channel_pool import ChannelPool
-from daemons.client.prefix_load import PrefixLoad
+from daemons.client.prefix_load import LoadTarget, PrefixLoad, PrefixLoader
 from daemons.client.store import BlockReader
-from daemons.config.mc_decode import DecodeSection
+from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import McError, ProtocolError, TransferError
 from daemons.engine.instance import Instance
 from daemons.mc_decode.puller import Puller
@@ -33,8 +34,6 @@ from daemons.rpc import Loop
 
 log = logging.getLogger(__name__)
 
-_LOAD_TIMEOUT_S = 10.0
-
 
 @dataclass(frozen=True, slots=True)
 class Events:
@@ -54,19 +53,21 @@ class Filling:
     def __init__(
         self,
         loop: Loop,
-        config: DecodeSection,
+        config: DecodeConfig,
         instance: Instance,
         channels: ChannelPool,
         events: Events,
     ) -> None:
         self._loop = loop
-        self._config = config
+        self._prefill_timeout_s = config.decode.prefill_timeout_s
         self._instance = instance
         self._channels = channels
         self._events = events
-        self._reader = BlockReader(instance.transfer)
-        self._puller = Puller(loop, instance, config.pull_workers, self._on_pulled)
-        self._loaders = ThreadPoolExecutor(1, thread_name_prefix="load")
+        timeout_s = config.transfer.timeout_s
+        workers = ThreadPoolExecutor(config.decode.pull_workers, thread_name_prefix="pull")
+        self._puller = Puller(loop, instance, workers, timeout_s, self._on_pulled)
+        reader = BlockReader(instance.transfer)
+        self._loader = PrefixLoader(loop, reader, num_workers=1, timeout_s=timeout_s)
 
     def start(self, request: Request) -> None:
         """The request has its slot: ask prefill for the rest, load the matched part meanwhile."""
@@ -88,7 +89,7 @@ class Filling:
         try:
             request.prefill = self._channels.get(plan.prefill.control).request(
                 ask,
-                timeout_s=self._config.prefill_timeout_s,
+                timeout_s=self._prefill_timeout_s,
                 on_reply=lambda reply: self._on_reply(request, reply),
                 on_part=lambda part: self._on_part(request, part),
             )
@@ -111,29 +112,19 @@ class Filling:
 
     def close(self) -> None:
         self._puller.close()
-        self._loaders.shutdown(wait=True, cancel_futures=True)
+        self._loader.close()
 
     def _start_load(self, request: Request, matched: list[BlockLocation]) -> None:
-        slot = request.slot
+        slot, geometry = request.slot, self._instance.geometry
         assert slot is not None, "a request that fills has its slot"
-        block_tokens = self._instance.geometry.block_tokens
-        usable = min(len(matched), (request.num_prompt_tokens - 1) // block_tokens)
-        if not usable:
-            return
-        load = request.load = PrefixLoad(
-            self._reader,
-            matched[:usable],
-            lambda layer, half, count: self._instance.half(slot, layer, half, count),
-            block_tokens=block_tokens,
-            timeout_s=_LOAD_TIMEOUT_S,
+        target = LoadTarget(
+            partial(self._instance.half, slot), geometry.num_layers, geometry.block_tokens
         )
-        request.holders.add("load")
-
-        def run() -> None:
-            load.run()
-            self._loop.call_soon_threadsafe(self._on_loaded, request, load)
-
-        self._loaders.submit(run)
+        request.load = self._loader.start(
+            matched, request.num_prompt_tokens, target, partial(self._on_loaded, request)
+        )
+        if request.load is not None:
+            request.holders.add("load")
 
     def _on_loaded(self, request: Request, load: PrefixLoad) -> None:
         request.holders.discard("load")
@@ -183,18 +174,18 @@ class Filling:
         """Something ended just now: see whether all KV is there."""
         if request.state != "filling" or request.reply is None or "load" in request.holders:
             return
-        self._pull_gap(request, request.reply.num_reused_tokens)
+        self._pull_gap(request)
         if request.state == "filling" and request.is_filled():
             request.filled_s = self._loop.clock()
             self.release_prefill(request)
             self._events.on_filled(request)
 
-    def _pull_gap(self, request: Request, end: int) -> None:
+    def _pull_gap(self, request: Request) -> None:
         """What the pool did not give us and prefill did not compute, prefill has loaded."""
         if request.is_gap_pulled:
             return
         request.is_gap_pulled = True
-        start = request.loaded_tokens()
+        start, end = request.gap()
         if start < end:
             last_layer = self._instance.geometry.num_layers - 1
             self._pull(

@@ -11,9 +11,7 @@ class DecodeMetrics:
         self.requests = Counter(
             "mc_decode_requests", "Requests by outcome", ["outcome"], registry=self.registry
         )
-        self.tokens = Counter(
-            "mc_decode_tokens", "Tokens generated here", registry=self.registry
-        )
+        self.tokens = Counter("mc_decode_tokens", "Tokens generated here", registry=self.registry)
         self.pulled_bytes = Counter(
             "mc_decode_pulled_bytes", "KV read from prefill nodes", registry=self.registry
         )
@@ -26,9 +24,7 @@ class DecodeMetrics:
         self.waiting = Gauge(
             "mc_decode_waiting", "Requests without KV room", registry=self.registry
         )
-        self.running = Gauge(
-            "mc_decode_running", "Requests with a KV slot", registry=self.registry
-        )
+        self.running = Gauge("mc_decode_running", "Requests with a KV slot", registry=self.registry)
         self.free_tokens = Gauge(
             "mc_decode_free_tokens", "Free KV of the arena", registry=self.registry
         )

@@ -1,9 +1,10 @@
 """Copies of new KV from the prefill node's slot into ours, on a few worker threads, in ranges worth a transfer."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from daemons.core.errors import McError, ProtocolError
+from daemons.core.errors import McError, ProtocolError, TransferError
 from daemons.engine.instance import Instance
 from daemons.mc_decode.request import Request
 from daemons.protocol.request import LayersReady
@@ -11,7 +12,7 @@ from daemons.protocol.segment import Source, Strided
 from daemons.rpc import Loop
 from daemons.transfer import Read
 
-_PULL_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
 
 OnPulled = Callable[[Request, int, McError | None], object]
 
@@ -20,12 +21,18 @@ class Puller:
     """`pull` on the loop; `on_pulled(request, bytes, error)` comes back there, once per pull."""
 
     def __init__(
-        self, loop: Loop, instance: Instance, num_workers: int, on_pulled: OnPulled
+        self,
+        loop: Loop,
+        instance: Instance,
+        workers: ThreadPoolExecutor,
+        timeout_s: float,
+        on_pulled: OnPulled,
     ) -> None:
         self._loop = loop
         self._instance = instance
+        self._workers = workers
+        self._timeout_s = timeout_s
         self._on_pulled = on_pulled
-        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="pull")
 
     def pull(self, request: Request, ready: LayersReady) -> None:
         """Raises ProtocolError for ranges that are not of this prompt: they would land in another's slot."""
@@ -49,10 +56,13 @@ class Puller:
         error: McError | None = None
         try:
             self._instance.transfer.read(
-                source.region, [read], generation=source.generation, timeout_s=_PULL_TIMEOUT_S
+                source.region, [read], generation=source.generation, timeout_s=self._timeout_s
             )
         except McError as failure:
             error = failure
+        except Exception as bug:  # or its request would wait for ever
+            log.exception("pull failed request=%s", request.message.request_id)
+            error = TransferError(f"internal error: {type(bug).__name__}; see the log of this node")
         self._loop.call_soon_threadsafe(self._on_pulled, request, read.target.length, error)
 
     def _fits(self, request: Request, ready: LayersReady) -> bool:

@@ -64,6 +64,16 @@ class Request:
         """Leading tokens that came from the pool."""
         return 0 if self.load is None else self.load.num_blocks * self.load.block_tokens
 
+    def gap(self) -> tuple[int, int]:
+        """Tokens [start, end) that are to be pulled once more than prefill computed them: it has loaded them.
+
+        A load that got shorter has left garbage up to where it set out to go, maybe over KV that was pulled before.
+        """
+        assert self.reply is not None
+        start = self.loaded_tokens()
+        asked = 0 if self.load is None else self.load.num_asked * self.load.block_tokens
+        return start, max(self.reply.num_reused_tokens, asked if start < asked else 0)
+
     def timing(self, now_s: float) -> Timing:
         """Prefill's account, completed by ours."""
         assert self.reply is not None

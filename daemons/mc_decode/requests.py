@@ -6,13 +6,8 @@ from dataclasses import dataclass
 
 from daemons.client.channel_pool import ChannelPool
 from daemons.client.publisher import Publisher
-from daemons.config.mc_decode import DecodeSection
-from daemons.core.errors import (
-    Exhausted,
-    McError,
-    Rejected,
-    Unavailable,
-)
+from daemons.config.mc_decode import DecodeConfig
+from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import NodeId, RequestId
 from daemons.engine.instance import Instance
 from daemons.mc_decode.filling import Events, Filling
@@ -59,8 +54,7 @@ class Requests:
     def __init__(
         self,
         loop: Loop,
-        node: NodeId,
-        config: DecodeSection,
+        config: DecodeConfig,
         instance: Instance,
         effects: Effects,
         channels: ChannelPool,
@@ -68,8 +62,8 @@ class Requests:
         self.metrics = DecodeMetrics()
         self.is_draining = False
         self._loop = loop
-        self._node = node
-        self._config = config
+        self._node = NodeId(config.node.id)
+        self._config = config.decode
         self._instance = instance
         self._effects = effects
         self._publisher = Publisher(channels)
