@@ -36,10 +36,8 @@ _MEANINGS: Final = {
     "chunk_tokens": "Rows of one prefill step, counted from the prompt's start.",
     "max_sequences": "Requests that may hold KV at once.",
     "transports": "In order of preference.",
-    "timeout_s": "Longest wait for one answer or transfer.",
     "size": "Memory that is lent, taken whole at start.",
     "workers": "Threads that copy blocks.",
-    "pull_timeout_s": "Longest time for one block to arrive.",
     "interval_s": "Longest time until what happened is told.",
     "beat_interval_s": "Time between two beats of a node.",
     "suspect_beats": "Missed beats after which others are preferred.",
@@ -54,7 +52,7 @@ _MEANINGS: Final = {
     "max_retries": "Attempts on other nodes after one failed.",
     "max_batch": "Sequences decoded together.",
     "max_queued": "Requests that may wait; beyond it they are refused.",
-    "pull_workers": "Threads that pull KV from prefill and the pool.",
+    "pull_workers": "Threads that pull KV from prefill.",
 }
 """Of keys whose struct says nothing, by name."""
 

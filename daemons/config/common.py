@@ -47,6 +47,7 @@ class TransferSection(Section, frozen=True, kw_only=True):
     unix_dir: str = ""
     """Directory of the UNIX socket for peers on this host; empty for a private one under /tmp or $RUNTIME_DIRECTORY."""
     timeout_s: Seconds = 10.0
+    """A transfer that takes longer has failed: one block put, the KV of some layers, a reused prefix."""
 
 
 class ModelSection(Section, frozen=True, kw_only=True):

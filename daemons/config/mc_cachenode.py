@@ -37,7 +37,6 @@ class CopySection(Section, frozen=True, kw_only=True):
     workers: Count = 2
     max_queued_blocks: Count = 4096
     """Beyond it a put is refused with a time to come back."""
-    pull_timeout_s: Seconds = 10.0
 
 
 class ReportSection(Section, frozen=True, kw_only=True):

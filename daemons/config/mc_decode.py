@@ -30,7 +30,7 @@ class DecodeSection(Section, frozen=True, kw_only=True):
     """Requests waiting for KV room; beyond it they are refused."""
     pull_workers: Count = 1
     prefill_timeout_s: Seconds = 120.0
-    """A prefill that says nothing for so long has failed."""
+    """A prefill that has not ended after this, its time in the queue included, has failed."""
     publish: bool = True
     """Offer the blocks of answers to the pool, where the canary found them canonical."""
 

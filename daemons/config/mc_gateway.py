@@ -28,6 +28,7 @@ class RequestSection(Section, frozen=True, kw_only=True):
     default_max_tokens: Count = 512
     schedule_timeout_s: Seconds = 1.0
     timeout_s: Seconds = 600.0
+    """Longest time from a request to the last token of its answer, with all attempts."""
     max_retries: int = 2
 
 

@@ -78,7 +78,7 @@ class CachenodeApp:
                 reporter=self._reporter,
                 metrics=self._metrics,
                 probes=DataProbes(self.loop, self._engine, config.transfer.transports),
-                pull_timeout_s=config.copy.pull_timeout_s,
+                pull_timeout_s=config.transfer.timeout_s,
                 may_evict=self._may_evict,
             )
         )
