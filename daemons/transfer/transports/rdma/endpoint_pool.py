@@ -70,14 +70,18 @@ class EndpointPool:
             endpoint.path.idle.append(endpoint)
             self._condition.notify_all()
 
-    def discard(self, endpoint: Endpoint, *, confirms: bool = False) -> None:
-        """Destroy it: on return nothing posted on it can touch memory on this side; with `confirms` neither there."""
+    def discard(self, endpoint: Endpoint, *, confirms: bool = False) -> bool:
+        """Destroy it: on return nothing posted on it can touch memory on this side.
+
+        With `confirms` it waits for the peer, too; False says that the peer's memory may still be touched.
+        """
         with self._condition:
             self._members.remove(endpoint)
             endpoint.path.num_open -= 1
-        self._destroy(endpoint, confirms=confirms)
+        is_fenced = self._destroy(endpoint, confirms=confirms)
         with self._condition:
             self._condition.notify_all()
+        return is_fenced
 
     def drop_peer(self, peer: Peer) -> None:
         """Destroy what is idle; leased ones go when their transfers notice."""
@@ -105,9 +109,8 @@ class EndpointPool:
                     self._members.add(endpoint)
         return endpoint
 
-    def _destroy(self, endpoint: Endpoint, *, confirms: bool = False) -> None:
+    def _destroy(self, endpoint: Endpoint, *, confirms: bool = False) -> bool:
         endpoint.queue_pair.close()
         with self._condition:
             self._free_slots.append(endpoint.scratch)
-        if not endpoint.peer.is_lost:
-            endpoint.peer.disconnect(endpoint, confirms=confirms)
+        return endpoint.peer.disconnect(endpoint, confirms=confirms)

@@ -5,25 +5,32 @@ destroyed, and nothing the peer has under way can touch this process's memory an
 """
 
 import contextlib
+import hashlib
+import hmac
 import ipaddress
 import logging
+import secrets
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
+from typing import assert_never
 
-from daemons.core.errors import McError, ProtocolError
+from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import Epoch
 from daemons.transfer.transports.rdma import messages
 from daemons.transfer.transports.rdma.device import Device
 from daemons.transfer.transports.rdma.messages import (
+    Answer,
     Connect,
     Disconnect,
     Done,
     Hello,
     HelloReply,
+    Notify,
     OpenRegion,
     OpenRegionReply,
     Refused,
@@ -55,25 +62,34 @@ class _Caller:
     frame: bytearray = field(default_factory=bytearray)
     epoch: int | None = None
     """The caller's own, once it has said hello."""
+    nonce: bytes = b""
+    is_admitted: bool = False
     queue_pairs: dict[int, QueuePair] = field(default_factory=dict)
     opened: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What callers are served from. With a secret, only those who know it get keys."""
+
+    epoch: Epoch
+    devices: Sequence[Device]
+    registrations: RegistrationTable
+    retries: Retries
+    deliver: Callable[[int, bytes], bool]
+    """Queues a notification about a region; False when there is no room."""
+    secret: bytes | None = None
 
 
 class ControlListener:
     """Serves until `close`. The socket becomes its own."""
 
-    def __init__(
-        self,
-        epoch: Epoch,
-        devices: Sequence[Device],
-        registrations: RegistrationTable,
-        listener: socket.socket,
-        retries: Retries,
-    ) -> None:
-        self._epoch = epoch
-        self._devices = devices
-        self._registrations = registrations
-        self._retries = retries
+    def __init__(self, service: Service, listener: socket.socket) -> None:
+        self._service = service
+        self._epoch = service.epoch
+        self._devices = service.devices
+        self._registrations = service.registrations
+        self._retries = service.retries
         self._listener = listener
         self._lock = threading.Lock()
         self._callers: set[_Caller] = set()
@@ -170,29 +186,39 @@ class ControlListener:
 
     def _drop_silent(self) -> None:
         oldest = time.monotonic() - _HELLO_TIMEOUT_S
-        for caller in [c for c in self._callers if c.epoch is None and c.since_s < oldest]:
+        for caller in [c for c in self._callers if not c.is_admitted and c.since_s < oldest]:
             self._drop(caller)
 
     def _answer(self, caller: _Caller, request: messages.Request) -> messages.Reply:
+        if not caller.is_admitted and not isinstance(request, Hello | Answer):
+            raise ProtocolError("no hello on an RDMA control connection")
         with self._lock:
             try:
-                _check_greeted(caller, request)
-                match request:
-                    case Hello():
-                        return self._greet(caller, request)
-                    case Connect():
-                        return self._connect(caller, request)
-                    case Disconnect():
-                        queue_pair = caller.queue_pairs.pop(request.number, None)
-                        if queue_pair is not None:
-                            queue_pair.close()
-                        return Done()
-                    case OpenRegion():
-                        return self._open_region(caller, request)
-            except ProtocolError:
-                raise
-            except McError as error:
+                return self._serve(caller, request)
+            except (TransferError, Unavailable) as error:
                 return Refused(message=error.message)
+
+    def _serve(self, caller: _Caller, request: messages.Request) -> messages.Reply:
+        match request:
+            case Hello():
+                return self._greet(caller, request)
+            case Answer():
+                return self._admit(caller, request)
+            case Connect():
+                return self._connect(caller, request)
+            case Disconnect():
+                queue_pair = caller.queue_pairs.pop(request.number, None)
+                if queue_pair is not None:
+                    queue_pair.close()
+                return Done()
+            case OpenRegion():
+                return self._open_region(caller, request)
+            case Notify():
+                if self._service.deliver(request.region_id, request.message):
+                    return Done()
+                return Refused(message="the owner's queue of notifications is full", is_full=True)
+            case _:
+                assert_never(request)
 
     def _greet(self, caller: _Caller, request: Hello) -> messages.Reply:
         if request.epoch != self._epoch:
@@ -200,6 +226,21 @@ class ControlListener:
                 message="the descriptor is of an earlier life of this process", is_stale=True
             )
         caller.epoch = request.caller_epoch
+        if self._service.secret is not None and not caller.is_admitted:
+            caller.nonce = secrets.token_bytes(16)
+            return messages.Challenge(nonce=caller.nonce)
+        return self._welcome(caller)
+
+    def _admit(self, caller: _Caller, request: Answer) -> messages.Reply:
+        """A nonce is good for one try."""
+        nonce, caller.nonce = caller.nonce, b""
+        secret = self._service.secret
+        if not nonce or secret is None or not compare_digest(request.mac, proof(secret, nonce)):
+            raise ProtocolError("the caller does not know the cluster's secret")
+        return self._welcome(caller)
+
+    def _welcome(self, caller: _Caller) -> messages.Reply:
+        caller.is_admitted = True
         return HelloReply(devices=[device.address for device in self._devices])
 
     def _connect(self, caller: _Caller, request: Connect) -> messages.Reply:
@@ -241,12 +282,13 @@ class ControlListener:
             size_bytes=registration.size_bytes,
             chunk_bytes=registration.chunk_bytes,
             keys=registration.remote_keys(),
+            is_writable=registration.is_writable,
         )
 
 
-def _check_greeted(caller: _Caller, request: messages.Request) -> None:
-    if caller.epoch is None and not isinstance(request, Hello):
-        raise ProtocolError("no hello on an RDMA control connection")
+def proof(secret: bytes, nonce: bytes) -> bytes:
+    """What only who knows the cluster's secret can answer to a nonce."""
+    return hmac.digest(secret, b"mooncake rdma control" + nonce, hashlib.sha256)
 
 
 def set_keepalive(sock: socket.socket) -> None:

@@ -82,6 +82,26 @@ class OpenRegionReply(_Message, frozen=True, kw_only=True):
     size_bytes: int
     chunk_bytes: int
     keys: list[list[int]]
+    is_writable: bool = False
+
+
+class Notify(_Message, frozen=True, kw_only=True):
+    """Put a message about a region into your queue."""
+
+    region_id: int
+    message: bytes
+
+
+class Answer(_Message, frozen=True, kw_only=True):
+    """To a Challenge: proves that the caller knows the cluster's secret."""
+
+    mac: bytes
+
+
+class Challenge(_Message, frozen=True, kw_only=True):
+    """To a hello, where keys are for those only who know the cluster's secret."""
+
+    nonce: bytes
 
 
 class Done(_Message, frozen=True, kw_only=True):
@@ -89,14 +109,15 @@ class Done(_Message, frozen=True, kw_only=True):
 
 
 class Refused(_Message, frozen=True, kw_only=True):
-    """`is_stale`: the caller means another life of this process."""
+    """`is_stale`: the caller means another life of this process. `is_full`: there is no room for it now."""
 
     message: str
     is_stale: bool = False
+    is_full: bool = False
 
 
-Request = Hello | Connect | Disconnect | OpenRegion
-Reply = HelloReply | ConnectReply | OpenRegionReply | Done | Refused
+Request = Hello | Answer | Connect | Disconnect | OpenRegion | Notify
+Reply = HelloReply | Challenge | ConnectReply | OpenRegionReply | Done | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _decode_request = msgspec.msgpack.Decoder(Request).decode

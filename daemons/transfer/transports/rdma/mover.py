@@ -34,6 +34,10 @@ class NoLaneLeft(TransferError):
     """Every path of the transfer failed; nothing of it can arrive any more."""
 
 
+class NotFenced(TransferError):
+    """A WRITE ended and the peer did not confirm that its end of the path is gone: it may still land."""
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """How to address a slice over one lane."""
@@ -79,11 +83,15 @@ class Work:
 
 
 class Mover:
-    """One transfer. `discard` destroys a lane's endpoint; lanes that are left in `lanes` at the end are drained."""
+    """One transfer. Lanes that are left in `lanes` at the end are drained.
 
-    def __init__(self, work: Work, lanes: list[Lane], discard: Callable[[Endpoint], None]) -> None:
+    `discard` destroys an endpoint; it returns False when what was posted on it may still land.
+    """
+
+    def __init__(self, work: Work, lanes: list[Lane], discard: Callable[[Endpoint], bool]) -> None:
         self.lanes = lanes
         self.num_finished = 0
+        self.is_fenced = True
         self._work = work
         self._opcode = work.opcode
         self._slices = work.slices
@@ -98,7 +106,7 @@ class Mover:
         self._number = 0
 
     def run(self) -> None:
-        """Until every byte is in place. Whatever it raises, no slice is under way any more."""
+        """Until every byte is in place. Whatever it raises, no slice is under way any more, if `is_fenced`."""
         try:
             self._run()
         except BaseException:
@@ -114,6 +122,8 @@ class Mover:
             self._finish_ranges()
             if self._is_exhausted and not self._again and not any(x.in_flight for x in self.lanes):
                 return
+            if not self.is_fenced:
+                raise NotFenced("the peer did not confirm the end of a failed path")
             if not self.lanes:
                 raise NoLaneLeft("every path of the transfer failed")
             self._work.check()
@@ -145,8 +155,8 @@ class Mover:
         if piece is None:
             self._is_exhausted = True
         elif self._finishes_ranges:
-            self._pending[piece.read] = self._pending.get(piece.read, 0) + 1
-            self._last_index = piece.read
+            self._pending[piece.first] = self._pending.get(piece.first, 0) + 1
+            self._last_index = piece.first
         return piece
 
     def _post(self, lane: Lane, piece: Slice) -> None:
@@ -176,7 +186,7 @@ class Mover:
             lane.in_flight_bytes -= piece.length
             lane.endpoint.path.outstanding_bytes -= piece.length
             if self._finishes_ranges:
-                self._pending[piece.read] -= 1
+                self._pending[piece.first] -= 1
         if completions:
             lane.endpoint.path.succeed()
         return bool(completions)
@@ -192,7 +202,7 @@ class Mover:
     def _end_lane(self, lane: Lane) -> None:
         """Destroy the queue pair first: only then may another lane fetch its slices again."""
         self.lanes.remove(lane)
-        self._discard(lane.endpoint)
+        self.is_fenced &= self._discard(lane.endpoint)
         lane.endpoint.path.outstanding_bytes -= lane.in_flight_bytes
         self._again.extend(lane.in_flight)
         lane.in_flight.clear()

@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from daemons.core.errors import ProtocolError, TransferError, Unavailable
+from daemons.core.errors import Exhausted, ProtocolError, TransferError, Unavailable
 from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress
 from daemons.transfer.transports.base import StaleEpoch, Unreachable, describe
 from daemons.transfer.transports.rdma import messages
 from daemons.transfer.transports.rdma.device import Device
 from daemons.transfer.transports.rdma.gid import common_bits
-from daemons.transfer.transports.rdma.listener import set_keepalive
+from daemons.transfer.transports.rdma.listener import proof, set_keepalive
 from daemons.transfer.transports.rdma.messages import DeviceAddress, OpenRegionReply
 from daemons.transfer.transports.rdma.queue_pair import MAX_DEPTH, QueuePair, Retries
 from daemons.transfer.transports.rdma.verbs import load
@@ -25,6 +25,7 @@ from daemons.transfer.transports.tcp import split_endpoint
 
 _CONNECT_TIMEOUT_S = 2.0
 _CALL_TIMEOUT_S = 5.0
+_CONFIRM_TIMEOUT_S = 0.5
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
@@ -79,11 +80,19 @@ class Peer:
     """Thread safe. `close` once no endpoint of it is in use."""
 
     def __init__(
-        self, address: DataAddress, caller_epoch: Epoch, devices: Sequence[Device], timeout_s: float
+        self,
+        address: DataAddress,
+        caller_epoch: Epoch,
+        devices: Sequence[Device],
+        secret: bytes | None,
+        timeout_s: float,
     ) -> None:
         self.name = describe(address)
         self.epoch = address.epoch
         self.is_lost = False
+        self.has_ended = False
+        """The peer closed the connection: it has destroyed its queue pairs before."""
+        self._is_surrendered = False
         self._devices = devices
         self._lock = threading.Lock()
         self._regions: dict[int, OpenRegionReply] = {}
@@ -91,6 +100,8 @@ class Peer:
         self._sock = _connect(address, min(timeout_s, _CONNECT_TIMEOUT_S))
         try:
             reply = self._call(messages.Hello(epoch=address.epoch, caller_epoch=caller_epoch))
+            if isinstance(reply, messages.Challenge):
+                reply = self._call(messages.Answer(mac=proof(secret or b"", reply.nonce)))
         except PeerLost as error:
             raise Unreachable(error.message) from error
         except BaseException:
@@ -109,7 +120,8 @@ class Peer:
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            self.is_lost = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            self.has_ended = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            self.is_lost = self.has_ended
         except BlockingIOError:
             return True
         except OSError:
@@ -159,28 +171,45 @@ class Peer:
             raise
         return Endpoint(self, path, queue_pair, reply.queue_pair.number, num_reads)
 
-    def disconnect(self, endpoint: Endpoint, *, confirms: bool) -> None:
-        """Have the peer destroy its end too. With `confirms` wait for it: a WRITE in the network then ends nowhere."""
+    def disconnect(self, endpoint: Endpoint, *, confirms: bool) -> bool:
+        """Have the peer destroy its end too. With `confirms` wait for it: a WRITE in the network then ends nowhere.
+
+        False: the peer did not confirm in time, see `surrender`.
+        """
         request = messages.Disconnect(number=endpoint.peer_number)
         try:
             if confirms:
-                self._call(request)
+                self._call(request, _CONFIRM_TIMEOUT_S)
             else:
                 self._tell(request)
-        except (Unavailable, TransferError, ProtocolError):
-            self.is_lost = True  # it destroys its end when it sees the connection end
-            self._shut()
+        except PeerLost:
+            self._shut()  # the peer destroys its end when it sees the connection end
+            return self.has_ended or not confirms
+        return True
+
+    def notify(self, region_id: int, message: bytes) -> None:
+        self._call(messages.Notify(region_id=region_id, message=message))
+
+    def surrender(self) -> "EndOfConnection":
+        """For a WRITE that the peer did not confirm the end of. This object is not usable any more."""
+        self.is_lost = True
+        self._is_surrendered = True
+        self._shut()
+        return EndOfConnection(self._sock)
 
     def close(self) -> None:
         self.is_lost = True
-        self._sock.close()
+        if not self._is_surrendered:
+            self._sock.close()
 
-    def _call(self, request: messages.Request) -> messages.Reply:
+    def _call(
+        self, request: messages.Request, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> messages.Reply:
         with self._lock:
             if self.is_lost:
                 raise PeerLost(f"{self.name} is gone")
             try:
-                self._sock.settimeout(_CALL_TIMEOUT_S)
+                self._sock.settimeout(timeout_s)
                 self._sock.sendall(messages.encode(request))
                 while self._num_unread:
                     messages.receive_reply(self._sock)
@@ -188,11 +217,14 @@ class Peer:
                 reply = messages.receive_reply(self._sock)
             except OSError as error:
                 self.is_lost = True
+                self.has_ended = isinstance(error, ConnectionError)
                 raise PeerLost(f"{self.name} is gone: {error}") from error
             finally:
                 self._sock.settimeout(0)  # with a timeout, Python would wait before it looks
         if isinstance(reply, messages.Refused):
             message = f"{self.name}: {reply.message}"
+            if reply.is_full:
+                raise Exhausted(message)
             raise (StaleEpoch if reply.is_stale else TransferError)(message)
         return reply
 
@@ -216,9 +248,35 @@ class Peer:
 
     def _shut(self) -> None:
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             return
+
+
+class EndOfConnection:
+    """The fence of a WRITE that was given up: once the peer has closed its side, its queue pairs are gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._has_ended = False
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            while not self._has_ended:
+                try:
+                    self._sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
+                    self._has_ended = self._sock.recv(4096) == b""
+                except TimeoutError:
+                    return False
+                except ConnectionResetError:
+                    self._has_ended = True
+                except OSError:
+                    return False  # a network that went silent proves nothing
+                if self._has_ended:
+                    self._sock.close()
+        return True
 
 
 def pair_devices(

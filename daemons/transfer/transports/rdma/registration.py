@@ -32,6 +32,8 @@ class Registration:
     chunk_bytes: int
     mrs: list[list[Any]]
     why_not: str = ""
+    is_writable: bool = False
+    """For peers."""
     num_users: int = 0
     is_going: bool = False
     local_keys: list[list[int]] = field(init=False)
@@ -93,14 +95,17 @@ class RegistrationTable:
         self._starts: list[int] = []
         self._by_start: list[Registration] = []
 
-    def add(self, region: Region, *, is_writable: bool) -> Registration:
-        """Peers may READ it, and WRITE it where `is_writable`. Slow: pins every page."""
+    def add(self, region: Region) -> Registration:
+        """Peers may READ it, and WRITE it where its access says so. Slow: pins every page."""
         verbs = load()
         access = verbs.IBV_ACCESS_REMOTE_READ
         if region.array.flags.writeable:
             access |= verbs.IBV_ACCESS_LOCAL_WRITE
-            access |= verbs.IBV_ACCESS_REMOTE_WRITE if is_writable else 0
+        is_writable = region.access == "read-write"
+        if is_writable:
+            access |= verbs.IBV_ACCESS_REMOTE_WRITE
         registration = register(self._devices, region.array, access=access)
+        registration.is_writable = is_writable
         with self._condition:
             self._by_id[region.region_id] = registration
             position = bisect.bisect(self._starts, registration.address)
@@ -115,15 +120,16 @@ class RegistrationTable:
         return registration
 
     @contextlib.contextmanager
-    def use(self, array: ByteArray) -> Iterator[Registration]:
+    def use(self, array: ByteArray, *, is_target: bool) -> Iterator[Registration]:
         """The registration that holds this local memory, kept while it is used; a passing one where none does.
 
         A passing registration ends with the transfer: kept longer, it could outlive the memory, and the device
         would go on writing to pages that are somebody else's by then.
         """
-        registration = self._acquire(array)
+        registration = self._acquire(array, is_target=is_target)
         if registration is None:
-            registration = register(self._devices, array, access=load().IBV_ACCESS_LOCAL_WRITE)
+            access = load().IBV_ACCESS_LOCAL_WRITE if is_target else 0
+            registration = register(self._devices, array, access=access)
             try:
                 yield registration
             finally:
@@ -166,7 +172,7 @@ class RegistrationTable:
         for region_id in list(self._by_id):
             self.remove(region_id)
 
-    def _acquire(self, array: ByteArray) -> Registration | None:
+    def _acquire(self, array: ByteArray, *, is_target: bool) -> Registration | None:
         address = address_of(array)
         with self._condition:
             position = bisect.bisect(self._starts, address) - 1
@@ -174,7 +180,8 @@ class RegistrationTable:
                 return None
             registration = self._by_start[position]
             end = registration.address + registration.size_bytes
-            if address + array.nbytes > end or not registration.array.flags.writeable:
+            is_usable = registration.array.flags.writeable or not is_target
+            if address + array.nbytes > end or not is_usable:
                 return None
             if registration.is_going:
                 raise TransferError("the local memory is being deregistered")

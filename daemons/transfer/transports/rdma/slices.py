@@ -1,19 +1,14 @@
-"""Cuts reads into slices, each one work request: neighbours merged, long runs cut, chunk borders respected. Pure.
+"""Cuts ranges into work requests: neighbours merged, long runs cut, borders of registrations respected. Pure.
 
-A slice is one run of remote bytes and the local pieces it is scattered to.
+A slice here is one run of remote bytes and the local pieces it is scattered to or gathered from.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from daemons.core.units import MIB
 from daemons.protocol.segment import Strided
-
-MIN_SLICE_BYTES = MIB
-_MAX_SLICE_BYTES = 8 * MIB
-_SLICES_PER_PATH = 4
-"""Enough for a fast path to take work from a slow one."""
+from daemons.transfer.slices import spans_of
 
 
 class LocalRange(NamedTuple):
@@ -27,14 +22,14 @@ class LocalRange(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """`read` is the index of the read it is of; the last one where several were merged."""
+    """`first` is the index of the range it is of; the first one where several were merged."""
 
     remote: int
     length: int
     pieces: tuple[tuple[int, int], ...]
     """(address, length) of each."""
     registration: int
-    read: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +39,14 @@ class Limits:
     local_chunk_bytes: int
     """No slice crosses a multiple of them: the keys change there."""
     max_pieces: int
-    merges_reads: bool = True
+    merges_ranges: bool = True
 
 
-def slice_size(total_bytes: int, num_paths: int, max_message_bytes: int) -> int:
-    """Slices of equal worth for all paths: at least 1 MiB, where the port carries that."""
-    wanted = total_bytes // (num_paths * _SLICES_PER_PATH)
-    return min(max(wanted, MIN_SLICE_BYTES), _MAX_SLICE_BYTES, max_message_bytes)
-
-
-def cut(reads: Sequence[tuple[Strided, LocalRange]], limits: Limits) -> Iterator[Slice]:
-    """The slices of checked reads in their order. The work is by rows, never by bytes."""
+def cut(ranges: Sequence[tuple[Strided, LocalRange]], limits: Limits) -> Iterator[Slice]:
+    """The slices of checked ranges in their order. The work is by rows, never by bytes."""
     building: _Building | None = None
-    for index, (remote, local) in enumerate(reads):
-        for remote_offset, local_offset, length in _runs(remote, local.ranges):
+    for index, (remote, local) in enumerate(ranges):
+        for remote_offset, local_offset, length, _ in spans_of(remote, local.ranges):
             address = local.address + local_offset
             for start, size in _cut_at_chunks(remote_offset, address - local.base, length, limits):
                 offset, place = remote_offset + start, address + start
@@ -75,13 +64,13 @@ def cut(reads: Sequence[tuple[Strided, LocalRange]], limits: Limits) -> Iterator
 class _Building:
     """A run that still grows; cut when finished, so that no short tail is left behind."""
 
-    __slots__ = ("_index", "_length", "_limits", "_pieces", "_registration", "_remote")
+    __slots__ = ("_first", "_last", "_length", "_limits", "_pieces", "_registration", "_remote")
 
     def __init__(self, limits: Limits, remote: int, registration: int, index: int) -> None:
         self._limits = limits
         self._remote = remote
         self._registration = registration
-        self._index = index
+        self._first = self._last = index
         self._length = 0
         self._pieces: list[tuple[int, int]] = []
 
@@ -93,7 +82,7 @@ class _Building:
                 remote == self._remote + self._length
                 and remote % limits.remote_chunk_bytes != 0
                 and local.registration == self._registration
-                and (index == self._index or limits.merges_reads)
+                and (index == self._last or limits.merges_ranges)
             )
             if not fits:
                 return False
@@ -108,14 +97,14 @@ class _Building:
         else:
             self._pieces.append((address, size))
         self._length += size
-        self._index = index
+        self._last = index
         return True
 
     def finish(self) -> Iterator[Slice]:
         limit = self._limits.slice_bytes
         if self._length <= limit:
             yield Slice(
-                self._remote, self._length, tuple(self._pieces), self._registration, self._index
+                self._remote, self._length, tuple(self._pieces), self._registration, self._first
             )
             return
         remote, left = self._remote, self._length
@@ -134,34 +123,8 @@ class _Building:
                 address, size, need = address + part, size - part, need - part
                 if not size and (left > length or need):
                     address, size = next(pieces)
-            yield Slice(remote, length, tuple(taken), self._registration, self._index)
+            yield Slice(remote, length, tuple(taken), self._registration, self._first)
             remote, left = remote + length, left - length
-
-
-def _runs(remote: Strided, local: Strided) -> Iterator[tuple[int, int, int]]:
-    """(remote offset, local offset, length) of the longest runs that are contiguous on both sides."""
-    remote_row, remote_left = _row_bytes(remote), 0
-    local_row, local_left = _row_bytes(local), 0
-    remote_next, local_next = remote.offset, local.offset
-    remote_at = local_at = 0
-    todo = remote.length
-    while todo:
-        if not remote_left:
-            remote_at, remote_left = remote_next, remote_row
-            remote_next += remote.stride_bytes
-        if not local_left:
-            local_at, local_left = local_next, local_row
-            local_next += local.stride_bytes
-        length = min(remote_left, local_left)
-        yield remote_at, local_at, length
-        remote_at, remote_left = remote_at + length, remote_left - length
-        local_at, local_left = local_at + length, local_left - length
-        todo -= length
-
-
-def _row_bytes(ranges: Strided) -> int:
-    is_dense = ranges.num_rows > 1 and ranges.stride_bytes == ranges.row_bytes
-    return ranges.length if is_dense else ranges.row_bytes
 
 
 def _cut_at_chunks(

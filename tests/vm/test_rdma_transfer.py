@@ -1,0 +1,240 @@
+"""READ and WRITE between two processes over Soft-RoCE: every byte, whatever the shape."""
+
+import mmap
+import os
+
+import numpy as np
+import pytest
+from vm.conftest import MakeTransport, Peer
+from vm.peer import SIZE_BYTES, known_bytes, make_region
+
+from daemons.core.errors import TransferError
+from daemons.protocol.segment import Generation, Strided
+from daemons.transfer.memory import allocate_shared
+from daemons.transfer.strided import contiguous, copy
+from daemons.transfer.transports.base import (
+    Read,
+    ReadBatch,
+    StaleEpoch,
+    StaleGeneration,
+    Write,
+    WriteBatch,
+)
+from daemons.transfer.transports.rdma import RdmaTransport
+
+TIMEOUT_S = 60.0
+WORD = Generation(region_id=3, index=2, value=1)
+
+SHAPES = {
+    "one byte": (contiguous(123, 1), contiguous(7, 1)),
+    "4 KiB": (contiguous(8192, 4096), contiguous(0, 4096)),
+    "odd 3 MiB over both devices": (contiguous(5, 3 << 20), contiguous(9, 3 << 20)),
+    "7 MiB": (contiguous(0, 7 << 20), contiguous(0, 7 << 20)),
+    "rows into one run": (
+        Strided(offset=3, row_bytes=5000, num_rows=100, stride_bytes=70001),
+        None,
+    ),
+    "one run into rows": (
+        contiguous(1 << 20, 64 * 4096),
+        Strided(offset=100, row_bytes=4096, num_rows=64, stride_bytes=9000),
+    ),
+    "rows into other rows": (
+        Strided(offset=11, row_bytes=3000, num_rows=200, stride_bytes=5000),
+        Strided(offset=77, row_bytes=1000, num_rows=600, stride_bytes=1100),
+    ),
+    "rows that do not divide": (
+        Strided(offset=1, row_bytes=700, num_rows=30, stride_bytes=999),
+        Strided(offset=2, row_bytes=300, num_rows=70, stride_bytes=301),
+    ),
+    "dense rows": (
+        Strided(offset=64, row_bytes=1 << 16, num_rows=20, stride_bytes=1 << 16),
+        Strided(offset=0, row_bytes=1 << 17, num_rows=10, stride_bytes=1 << 17),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def transport(make_module_transport: MakeTransport) -> RdmaTransport:
+    return make_module_transport()
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    return known_bytes()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("is_registered", [True, False], ids=["registered", "passing"])
+def test_read_of_any_shape_moves_those_bytes_and_no_other(
+    name: str, is_registered: bool, transport: RdmaTransport, peer: Peer, expected: np.ndarray
+) -> None:
+    remote, target = SHAPES[name]
+    target = target or contiguous(50, remote.length)
+    memory = allocate_shared("target", SIZE_BYTES)
+    memory.array[:] = 0xAA
+    want = memory.array.copy()
+    copy(expected, remote, want, target)
+    if is_registered:
+        transport.register(make_region(9, memory))
+    transport.read(ReadBatch(peer.source, [Read(remote, memory.array, target)], WORD, TIMEOUT_S))
+    if is_registered:
+        transport.deregister(9)
+    assert np.array_equal(memory.array, want)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_write_of_any_shape_is_readable_at_the_target(
+    name: str, transport: RdmaTransport, peer: Peer, expected: np.ndarray
+) -> None:
+    remote, source = SHAPES[name]
+    source = source or contiguous(50, remote.length)
+    peer.ask("clear")
+    transport.write(WriteBatch(peer.writable, [Write(expected, source, remote)], TIMEOUT_S))
+    want = np.zeros(SIZE_BYTES, np.uint8)
+    copy(expected, source, want, remote)
+    start, end = max(remote.offset - 64, 0), min(remote.end + 64, SIZE_BYTES, remote.offset + 65536)
+    there = bytes.fromhex(peer.ask("writable", start, end - start))
+    assert there == want[start:end].tobytes()
+    got = np.zeros(SIZE_BYTES, np.uint8)
+    transport.read(ReadBatch(peer.writable, [Read.into(contiguous(0, end), got)], None, TIMEOUT_S))
+    assert np.array_equal(got[:end], want[:end])
+
+
+def test_batch_calls_back_in_order_once_bytes_are_there(
+    transport: RdmaTransport, peer: Peer, expected: np.ndarray
+) -> None:
+    local = np.zeros(8 << 20, np.uint8)
+    seen: list[int] = []
+
+    def check(index: int) -> None:
+        part = slice(index << 20, (index + 1) << 20)
+        assert np.array_equal(local[part], expected[part])
+        seen.append(index)
+
+    reads = [Read.into(contiguous(i << 20, 1 << 20), local, i << 20) for i in range(8)]
+    transport.read(ReadBatch(peer.source, reads, WORD, TIMEOUT_S, on_read=check))
+    assert seen == list(range(8))
+
+
+def test_memory_of_every_kind_can_be_a_target(
+    transport: RdmaTransport, peer: Peer, expected: np.ndarray
+) -> None:
+    size = 2 << 20
+    tmpfs = os.open("/dev/shm/mooncake-test", os.O_CREAT | os.O_RDWR)
+    os.ftruncate(tmpfs, size)
+    huge = os.memfd_create("huge", os.MFD_HUGETLB)
+    os.ftruncate(huge, size)
+    kinds = {
+        "anonymous": mmap.mmap(-1, size),
+        "tmpfs file": mmap.mmap(tmpfs, size),
+        "huge memfd": mmap.mmap(huge, size),
+        "bytearray": bytearray(size),
+    }
+    for number, (name, memory) in enumerate(kinds.items(), 20):
+        array = np.frombuffer(memory, np.uint8)
+        transport.register(make_region(number, array))
+        reads = [Read.into(contiguous(100, size - 1), array, 1)]
+        transport.read(ReadBatch(peer.source, reads, WORD, TIMEOUT_S))
+        assert np.array_equal(array[1:], expected[100 : 99 + size]), name
+        transport.deregister(number)
+    os.close(tmpfs)
+    os.close(huge)
+    os.unlink("/dev/shm/mooncake-test")
+
+
+def test_both_devices_carry_a_long_read(transport: RdmaTransport, peer: Peer) -> None:
+    before = _sent_packets()
+    local = np.zeros(SIZE_BYTES, np.uint8)
+    reads = [Read.into(contiguous(0, SIZE_BYTES), local)]
+    transport.read(ReadBatch(peer.source, reads, None, TIMEOUT_S))
+    carried = [after - at for after, at in zip(_sent_packets(), before, strict=True)]
+    assert min(carried) > 200, f"packets over each cable: {carried}"
+
+
+def test_wrong_epoch_range_region_and_generation_are_refused(
+    transport: RdmaTransport, peer: Peer
+) -> None:
+    local = np.zeros(4096, np.uint8)
+    reads = [Read.into(contiguous(0, 4096), local)]
+    with pytest.raises(StaleGeneration):
+        wrong = Generation(region_id=3, index=2, value=5)
+        transport.read(ReadBatch(peer.source, reads, wrong, TIMEOUT_S))
+    local[:] = 0
+    with pytest.raises(StaleEpoch):
+        stale = type(peer)(peer.process, _with_epoch(peer, peer.address.epoch + 2))
+        transport.read(ReadBatch(stale.source, reads, None, TIMEOUT_S))
+    with pytest.raises(TransferError, match="region 77 is not registered"):
+        transport.read(ReadBatch(peer.region(77), reads, None, TIMEOUT_S))
+    with pytest.raises(TransferError, match="has 8388608 bytes"):
+        transport.read(ReadBatch(peer.region(1, SIZE_BYTES + 1), reads, None, TIMEOUT_S))
+    with pytest.raises(TransferError, match="READ only"):
+        transport.write(WriteBatch(peer.source, [Write.at(0, local)], TIMEOUT_S))
+    assert not local.any()
+
+
+def test_keys_are_for_those_who_know_the_secret(make_transport: MakeTransport) -> None:
+    guarded = Peer.start(secret="moon")
+    try:
+        reads = [Read.into(contiguous(0, 64), np.zeros(64, np.uint8))]
+        batch = ReadBatch(guarded.source, reads, None, TIMEOUT_S)
+        make_transport(secret=b"moon").read(batch)
+        for secret in (None, b"sun"):
+            with pytest.raises(Exception, match="RDMA|gone|connect") as caught:
+                make_transport(secret=secret).read(batch)
+            assert "rkey" not in str(caught.value)
+        assert guarded.ask("served") >= 1
+    finally:
+        guarded.stop()
+
+
+def test_notification_comes_after_the_data(transport: RdmaTransport, peer: Peer) -> None:
+    batch = WriteBatch(peer.writable, [Write.at(0, np.full(100, 3, np.uint8))], TIMEOUT_S)
+    transport.write(batch)
+    transport.notify(batch, b"there")
+    assert [2, "there"] in peer.ask("received")
+
+
+def test_thousand_transfers_leak_nothing(transport: RdmaTransport, peer: Peer) -> None:
+    local = np.zeros(64 << 10, np.uint8)
+    reads = [Read.into(Strided(offset=0, row_bytes=64, num_rows=16, stride_bytes=4096), local)]
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            transport.read(ReadBatch(peer.source, reads, WORD, TIMEOUT_S))
+
+    run(50)
+    before = (
+        len(os.listdir("/proc/self/fd")),
+        transport.num_endpoints,
+        peer.ask("served"),
+        _resident(),
+    )
+    run(1000)
+    after = (
+        len(os.listdir("/proc/self/fd")),
+        transport.num_endpoints,
+        peer.ask("served"),
+        _resident(),
+    )
+    assert after[:3] == before[:3]
+    # 17000 work requests of 62 bytes would be a megabyte.
+    assert after[3] - before[3] < 600 << 10, f"resident memory grew by {after[3] - before[3]} bytes"
+
+
+def _with_epoch(peer: Peer, epoch: int) -> object:
+    import msgspec
+
+    return msgspec.structs.replace(peer.address, epoch=epoch)
+
+
+def _sent_packets() -> list[int]:
+    counts = []
+    for name in ("nic0p", "nic1p"):
+        with open(f"/sys/class/net/{name}/statistics/tx_packets") as file:
+            counts.append(int(file.read()))
+    return counts
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
