@@ -1,9 +1,10 @@
 """How processes talk: one loop per thread, servers, channels, events. ZeroMQ lives here and nowhere else."""
 
-from daemons.rpc.client import Channel, Pending, SyncClient
+from daemons.rpc.client import Channel, Pending
 from daemons.rpc.events import Publisher, Subscriber
 from daemons.rpc.loop import Loop, Timer
 from daemons.rpc.server import Call, Server
+from daemons.rpc.sync_client import SyncClient
 
 __all__ = [
     "Call",

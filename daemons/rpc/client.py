@@ -7,8 +7,9 @@ itself stopped does not blame its peers. After a loss the socket is made anew: n
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import zmq
@@ -26,7 +27,7 @@ CONNECT_TIMEOUT_S = 0.75
 BEAT_S = 0.5
 MISSED_BEATS = 4
 MAX_PENDING = 4096
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 OnReply = Callable[[Reply | McError], object]
 OnPart = Callable[[Part], object]
@@ -172,7 +173,7 @@ class Channel:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._on_connected()
             elif event == zmq.EVENT_DISCONNECTED:
-                self._on_readable()  # what the peer said before it left still counts
+                self.loop.guard(self._on_readable)  # what it said before it left still counts
                 if self._monitor is not monitor:
                     return  # it said nonsense: that loss was dealt with, this is a new socket
                 self._lose(f"{self.endpoint} closed the connection")
@@ -263,7 +264,7 @@ class Channel:
             request = self._pending.pop(request_id, None)
             if request is not None:
                 request.timer.cancel()
-                request.on_reply(error)
+                self.loop.guard(partial(request.on_reply, error))
 
     def _drop_socket(self) -> None:
         self.is_connected = False
@@ -286,55 +287,3 @@ class Channel:
 
 def _ignore(_: Reply | McError) -> None:
     return
-
-
-@dataclass(slots=True)
-class _Outcome:
-    replies: list[Reply | McError] = field(default_factory=list)
-    parts: deque[Part] = field(default_factory=deque)
-
-
-class SyncClient:
-    """One request at a time, for tools: a private loop that turns while a request waits."""
-
-    def __init__(self, endpoint: str, timeout_s: float = 5.0) -> None:
-        self.timeout_s = timeout_s
-        self.loop = Loop()
-        self.channel = Channel(self.loop, endpoint)
-
-    def request(self, message: Message, timeout_s: float | None = None) -> Reply:
-        """The reply; raises the family of McError the server answered with, or Unavailable."""
-        *_, reply = self.stream(message, timeout_s)
-        return reply  # type: ignore[return-value]  # the last item is the reply
-
-    def stream(self, message: Message, timeout_s: float | None = None) -> Iterator[Part | Reply]:
-        """Parts as they come, then the reply. Leaving early forgets the request."""
-        wait_s = self.timeout_s if timeout_s is None else timeout_s
-        got = _Outcome()
-        self.loop.run_once(0.0)  # hear now of a loss that happened while nobody turned the loop
-        pending = self.channel.request(
-            message, timeout_s=wait_s, on_reply=got.replies.append, on_part=got.parts.append
-        )
-        try:
-            while True:
-                self.loop.run_until(lambda: bool(got.replies or got.parts), wait_s + 1)
-                while got.parts:
-                    yield got.parts.popleft()
-                if got.replies:
-                    break
-        finally:
-            pending.cancel()
-        outcome = got.replies[0]
-        if isinstance(outcome, McError):
-            raise outcome
-        yield outcome
-
-    def close(self) -> None:
-        self.channel.close()
-        self.loop.close()
-
-    def __enter__(self) -> "SyncClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

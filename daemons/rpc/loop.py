@@ -4,6 +4,7 @@ Only `call_soon_threadsafe` and `stop` may be called from other threads. Callbac
 answers the pings by which peers know that this process lives.
 """
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -67,7 +68,7 @@ class Loop:
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: object) -> None:
         """Run in the loop's thread, in the order posted. Whoever posts bounds how much it posts."""
         self._posted.append(lambda: callback(*args))
-        os.eventfd_write(self._event_fd, 1)
+        self._wake()
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> Timer:
         timer = Timer(self.clock() + delay_s, lambda: callback(*args))
@@ -116,16 +117,16 @@ class Loop:
             else:
                 reader = self._readers.get(socket)
                 if reader is not None:
-                    self._guard(reader)
+                    self.guard(reader)
         for _ in range(len(self._posted)):
-            self._guard(self._posted.popleft())
+            self.guard(self._posted.popleft())
         self._run_timers()
         self._last_turn_s = self.clock()
 
     def stop(self) -> None:
         """Thread-safe; the turn in progress is finished."""
         self._stopped = True
-        os.eventfd_write(self._event_fd, 1)
+        self._wake()
 
     def close(self) -> None:
         """Free the sockets' context. Every server and channel must be closed before."""
@@ -134,6 +135,20 @@ class Loop:
             os.close(self._event_fd)
             self._event_fd = -1
             self.context.destroy(linger=0)
+
+    def guard(self, callback: Callable[[], object]) -> None:
+        """Run it; a bug in it is logged and counted, and must not end the others' work."""
+        try:
+            callback()
+        except Exception:
+            self.num_errors += 1
+            log.exception("handler failed")
+
+    def _wake(self) -> None:
+        """A worker that ends, or a signal that comes, after `close` is heard by nobody."""
+        if self._event_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._event_fd, 1)
 
     def _drain_event_fd(self) -> None:
         try:
@@ -147,12 +162,4 @@ class Loop:
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
                 callback, timer.callback = timer.callback, None
-                self._guard(callback)
-
-    def _guard(self, callback: Callable[[], object]) -> None:
-        """The process's top level: a bug in one handler must not end the others' work."""
-        try:
-            callback()
-        except Exception:
-            self.num_errors += 1
-            log.exception("handler failed")
+                self.guard(callback)

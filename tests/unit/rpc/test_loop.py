@@ -93,3 +93,10 @@ def test_run_until_gives_up_in_time() -> None:
     loop.stop()
     loop.run()
     loop.close()
+
+
+def test_a_closed_loop_hears_nothing(clock: ManualClock) -> None:
+    closed = Loop(clock)
+    closed.close()
+    closed.call_soon_threadsafe(lambda: None)
+    closed.stop()

@@ -262,6 +262,16 @@ def test_closed_channel_fails_its_requests_and_takes_no_more(bench: Bench) -> No
         bench.ask(CacheStat(), wait=False)
 
 
+def test_a_callback_that_breaks_keeps_no_other_from_hearing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.channel.request(Ping(), timeout_s=5, on_reply=lambda _: 1 // 0)
+    other = bench.ask(CacheStat(), wait=False)
+    bench.channel.close()
+    assert isinstance(other.error, Unavailable)
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_taken_port_is_one_clear_line(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="choose another address"):
         Server(bench.loop, bench.endpoint, hello, lambda _: None)
