@@ -132,7 +132,7 @@ class Reporter:
         if self._link is None or self._in_flight is None:
             return
         life = self._life
-        self._link.channel.request(
+        self._link.ask(
             self._in_flight,
             timeout_s=_TIMEOUT_S,
             on_reply=lambda reply: self._on_reply(life, reply),

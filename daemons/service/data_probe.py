@@ -1,5 +1,6 @@
 """Answers DataProbe: where the data path is, and how fast this process reads a peer's. One measurement at a time."""
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ from daemons.protocol.segment import RegionRef
 from daemons.rpc import Call, Loop
 from daemons.transfer import TransferEngine
 from daemons.transfer.probe import measure, probe_region
+
+log = logging.getLogger(__name__)
 
 _BUSY_MS = 500
 
@@ -38,6 +41,9 @@ class DataProbes:
             outcome: PathMeasure | McError = measure(target, self._transports)
         except McError as error:
             outcome = error
+        except Exception as bug:  # or no path would ever be measured again
+            log.exception("probe failed")
+            outcome = McError(f"internal error: {type(bug).__name__}; see the log of this daemon")
         self._loop.call_soon_threadsafe(self._finish, call, outcome)
 
     def _finish(self, call: Call, outcome: PathMeasure | McError) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import Incarnation
+from daemons.protocol.base import Message
 from daemons.protocol.messages import Notice, Reply
 from daemons.protocol.node import Beat, InstanceLoad, Join, JoinReply, Leave, NodeDescription
 from daemons.rpc import Channel, Loop
@@ -51,29 +52,27 @@ class MasterLink:
             on_left()
             return
         node = self._describe()
-        self.channel.request(
-            Leave(node=node.node, epoch=node.epoch),
-            timeout_s=timeout_s,
-            on_reply=lambda _: on_left(),
-        )
+        leave = Leave(node=node.node, epoch=node.epoch)
+        self.ask(leave, timeout_s=timeout_s, on_reply=lambda _: on_left())
 
     def close(self) -> None:
         self._is_leaving = True
         self.channel.close()
 
-    def rejoin(self) -> None:
-        """What we offer has changed, or the master asked for it."""
-        self.is_joined = False
-        self._join()
+    def ask(
+        self, message: Message, *, timeout_s: float, on_reply: Callable[[Reply | McError], object]
+    ) -> None:
+        """Exactly one `on_reply`, whatever happens: a channel that is full or closed is an error like others."""
+        try:
+            self.channel.request(message, timeout_s=timeout_s, on_reply=on_reply)
+        except McError as error:
+            on_reply(error)
 
     def _join(self) -> None:
         if self._is_leaving:
             return
-        self.channel.request(
-            Join(node=self._describe(), incarnation_seen=self.incarnation),
-            timeout_s=_JOIN_TIMEOUT_S,
-            on_reply=self._on_join_reply,
-        )
+        join = Join(node=self._describe(), incarnation_seen=self.incarnation)
+        self.ask(join, timeout_s=_JOIN_TIMEOUT_S, on_reply=self._on_join_reply)
 
     def _on_join_reply(self, reply: Reply | McError) -> None:
         if self._is_leaving:
@@ -100,11 +99,8 @@ class MasterLink:
         if self._is_leaving or not self.is_joined:
             return
         node = self._describe()
-        self.channel.request(
-            Beat(node=node.node, epoch=node.epoch, load=self._load()),
-            timeout_s=_JOIN_TIMEOUT_S,
-            on_reply=self._on_beat_reply,
-        )
+        beat = Beat(node=node.node, epoch=node.epoch, load=self._load())
+        self.ask(beat, timeout_s=_JOIN_TIMEOUT_S, on_reply=self._on_beat_reply)
 
     def _on_beat_reply(self, reply: Reply | McError) -> None:
         if self._is_leaving or not self.is_joined:
@@ -112,7 +108,8 @@ class MasterLink:
         if isinstance(reply, McError):
             level = logging.INFO if isinstance(reply, Unavailable) else logging.WARNING
             log.log(level, "lost the master why=%s", reply.message)
-            self.rejoin()
+            self.is_joined = False
+            self._join()
             return
         self.last_contact_s = self.loop.clock()
         self.loop.call_later(self._interval_s, self._beat)

@@ -22,13 +22,10 @@ class ScriptedLink:
 
     def __init__(self) -> None:
         self.is_joined = False
-        self.channel = self
         self.sent: list[Report] = []
         self.callbacks: list[Callable[[Any], object]] = []
 
-    def request(
-        self, report: Report, *, timeout_s: float, on_reply: Callable[[Any], object]
-    ) -> None:
+    def ask(self, report: Report, *, timeout_s: float, on_reply: Callable[[Any], object]) -> None:
         assert timeout_s > 0
         self.sent.append(report)
         self.callbacks.append(on_reply)

@@ -6,7 +6,9 @@ import pytest
 
 from daemons.client.channel_pool import ChannelPool
 from daemons.core.clock import ManualClock
-from daemons.core.errors import Exhausted
+from daemons.core.errors import Exhausted, McError, Unavailable
+from daemons.protocol.base import Ping
+from daemons.protocol.messages import Reply
 from daemons.rpc import Loop
 
 CLOCK = ManualClock()
@@ -51,3 +53,18 @@ def test_full_pool_of_busy_channels_is_exhausted(
     with pytest.raises(Exhausted):
         pool.get("inproc://b")
     pool.close()
+
+
+def test_what_fails_by_the_close_gets_no_new_channel(loop: Loop) -> None:
+    pool = ChannelPool(loop)
+    refused: list[str] = []
+
+    def ask_elsewhere(_: Reply | McError) -> None:
+        with pytest.raises(Unavailable) as caught:
+            pool.get("inproc://b")
+        refused.append(caught.value.message)
+
+    pool.get("inproc://a").request(Ping(), timeout_s=5, on_reply=ask_elsewhere)
+    pool.close()
+    assert refused == ["this process is shutting down"]
+    assert len(pool) == 0

@@ -15,6 +15,7 @@ from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.base import Ok
 from daemons.protocol.node import Beat, HelloReply, Join, JoinReply, Leave, NodeDescription
 from daemons.rpc import Call, Loop, Server
+from daemons.rpc import client as client_module
 from daemons.service.logs import set_up_logging
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
@@ -147,6 +148,21 @@ def test_link_joins_beats_joins_again_and_leaves(loop: Loop) -> None:
     link.leave(lambda: left.append(True))
     assert loop.run_until(lambda: bool(left), 5)
     assert master.num_leaves == 1
+    link.close()
+    master.server.close()
+
+
+def test_link_whose_channel_is_full_goes_on_trying(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = FakeMaster(loop)
+    link = MasterLink(loop, master.server.endpoint, describe)
+    assert loop.run_until(lambda: link.is_joined, 5)
+    monkeypatch.setattr(client_module, "MAX_PENDING", 0)
+    assert loop.run_until(lambda: not link.is_joined, 5)
+    monkeypatch.undo()
+    assert loop.run_until(lambda: link.is_joined, 5)
+    assert loop.num_errors == 0
     link.close()
     master.server.close()
 
