@@ -82,13 +82,21 @@ class EngineThread:
             if self._is_closed:
                 return False
             for request in joining:
-                self._start(request)
+                self._try_start(request)
             for request in leaving:
                 self._batch.cancel(request.message.request_id)
                 self._requests.pop(request.message.request_id, None)
                 self._callbacks.left(request)
             if self._requests:
                 return True
+
+    def _try_start(self, request: Request) -> None:
+        try:
+            self._start(request)
+        except Exception as error:  # the thread must outlive a bug in one request
+            log.exception("decode not begun request=%s", request.message.request_id)
+            self._requests.pop(request.message.request_id, None)
+            self._callbacks.failed(request, _internal(error))
 
     def _start(self, request: Request) -> None:
         assert request.slot is not None, "it joins with its KV"
@@ -129,8 +137,12 @@ class EngineThread:
 
     def _drop(self, error: Exception) -> None:
         """A step that broke says nothing of which row broke it: all in the batch are given up."""
-        why = McError(f"internal error: {type(error).__name__}; see the log of this daemon")
+        why = _internal(error)
         self._batch = DecodeBatch(self._batch.max_batch)
         for request in self._requests.values():
             self._callbacks.failed(request, why)
         self._requests.clear()
+
+
+def _internal(error: Exception) -> McError:
+    return McError(f"internal error: {type(error).__name__}; see the log of this daemon")

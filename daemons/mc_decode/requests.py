@@ -71,6 +71,7 @@ class Requests:
         self._filling = Filling(loop, config, instance, channels, events)
         self._requests: dict[RequestId, Request] = {}
         self._waiting: deque[Request] = deque()
+        self._is_starting = False
         self._step_s = 0.0
 
     @property
@@ -161,16 +162,24 @@ class Requests:
 
     def _start_waiting(self) -> None:
         """First come, first served, so that a long request is not starved by short ones."""
-        while self._waiting:
-            request = self._waiting[0]
-            wanted = request.num_prompt_tokens + request.message.sampling.max_tokens
-            try:
-                request.slot = self._instance.arena.allocate(wanted)
-            except Exhausted:
-                return
-            self._waiting.popleft()
-            request.state = "filling"
-            self._filling.start(request)
+        if self._is_starting:
+            return  # called by one that ended while it was started: the loop below goes on
+        self._is_starting = True
+        try:
+            while self._waiting and self._give_slot(self._waiting[0]):
+                request = self._waiting.popleft()
+                request.state = "filling"
+                self._filling.start(request)
+        finally:
+            self._is_starting = False
+
+    def _give_slot(self, request: Request) -> bool:
+        wanted = request.num_prompt_tokens + request.message.sampling.max_tokens
+        try:
+            request.slot = self._instance.arena.allocate(wanted)
+        except Exhausted:
+            return False
+        return True
 
     def _on_first_token(self, request: Request) -> None:
         reply, sampling = request.reply, request.message.sampling

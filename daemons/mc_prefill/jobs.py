@@ -69,6 +69,7 @@ class Jobs:
         self._jobs: dict[RequestId, Job] = {}
         self._waiting: deque[Job] = deque()
         """Admitted, without a slot yet."""
+        self._is_starting = False
         self._running: dict[RequestId, Job] = {}
         """With a slot, until computed."""
         self._cost = CostFit()
@@ -201,14 +202,21 @@ class Jobs:
 
     def _start_waiting(self) -> None:
         """First come, first served: a long prompt that does not fit yet is not overtaken."""
-        while self._waiting:
-            job = self._waiting[0]
-            try:
-                job.slot = self._instance.arena.allocate(job.num_tokens)
-            except Exhausted:
-                return
-            self._waiting.popleft()
-            self._start(job)
+        if self._is_starting:
+            return  # called by one that ended while it was started: the loop below goes on
+        self._is_starting = True
+        try:
+            while self._waiting and self._give_slot(self._waiting[0]):
+                self._start(self._waiting.popleft())
+        finally:
+            self._is_starting = False
+
+    def _give_slot(self, job: Job) -> bool:
+        try:
+            job.slot = self._instance.arena.allocate(job.num_tokens)
+        except Exhausted:
+            return False
+        return True
 
     def _start(self, job: Job) -> None:
         assert job.slot is not None
