@@ -1,4 +1,4 @@
-"""Who is turned away, up front: a request that would wait too long everywhere, or that no decode node can hold."""
+"""Who is turned away, up front: a request that would wait too long everywhere, or that no node can hold."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,20 @@ from daemons.core.errors import Rejected
 MAX_RETRY_AFTER_S = 30.0
 
 
-def admit_prefill(instances: Sequence[InstanceView], max_queue_s: float) -> list[InstanceView]:
-    """Those whose queue is short enough. Raises Rejected when there is none."""
-    admitted = [instance for instance in instances if instance.queue_s <= max_queue_s]
+def admit_prefill(
+    instances: Sequence[InstanceView], request: PlacementRequest, max_queue_s: float
+) -> list[InstanceView]:
+    """Those that can hold the prompt and whose queue is short enough. Raises Rejected when there is none."""
+    num_tokens = request.num_prompt_tokens
+    holding = [i for i in instances if i.capacity_tokens == 0 or num_tokens <= i.capacity_tokens]
+    if not holding:
+        largest = max(instance.capacity_tokens for instance in instances)
+        raise Rejected(
+            f"the prompt has {num_tokens} tokens, the largest prefill node holds {largest}; shorten it"
+        )
+    admitted = [instance for instance in holding if instance.queue_s <= max_queue_s]
     if not admitted:
-        raise _too_long("prefill", min(i.queue_s for i in instances), max_queue_s)
+        raise _too_long("prefill", min(i.queue_s for i in holding), max_queue_s)
     return admitted
 
 

@@ -66,7 +66,7 @@ def _place_in(
     request: PlacementRequest,
     tuning: Tuning,
 ) -> Placement:
-    prefills = admit_prefill(prefills, tuning.max_queue_s)
+    prefills = admit_prefill(prefills, request, tuning.max_queue_s)
     decode = choose_decode(admit_decode(decodes, request, tuning.max_queue_s), request)
     if not decode.node.is_reuse_safe:
         request = replace(request, matched_tokens=0)

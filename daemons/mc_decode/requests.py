@@ -139,7 +139,7 @@ class Requests:
         if self.is_draining:
             raise Unavailable(f"decode node {self._node} is draining; use another one")
         if message.namespace != model.namespace:
-            raise Rejected(
+            raise Unavailable(
                 f"decode node {self._node} serves {model.name} with other weights or numerics; plan again"
             )
         if message.request_id in self._requests:

@@ -67,6 +67,8 @@ def from_mc_error(error: McError) -> ApiError:
     """Statuses of what the cluster answered; a client may retry 429 and 503, so those say when."""
     later_s = max(1, math.ceil((error.retry_after_ms or 0) / 1000))
     match error:
+        case Rejected(retry_after_ms=None):
+            return bad_request(error.message, code="rejected")  # asked again it would be no better
         case Rejected():
             return ApiError(429, error.message, code="rejected", retry_after_s=later_s)
         case NotFound():

@@ -181,7 +181,7 @@ class Jobs:
         if self.is_draining:
             raise Unavailable("this prefill node is draining; use another one")
         if request.namespace != model.namespace:
-            raise Rejected(
+            raise Unavailable(
                 f"this prefill node serves {model.name} with other weights or numerics; plan again"
             )
         if request.request_id in self._jobs:

@@ -200,9 +200,16 @@ def test_refusals_name_what_is_wrong() -> None:
     assert late.value.retry_after_ms
     with pytest.raises(Rejected, match="lower max_tokens"):
         place(view(prefill("p"), decode("d", capacity_tokens=1000)), request(), Tuning())
+    with pytest.raises(Rejected, match="shorten it"):
+        place(view(prefill("p", capacity_tokens=100), decode("d")), request(), Tuning())
     crowded = decode("d", capacity_tokens=2000, reserved_tokens=1900, queue_s=99)
     with pytest.raises(Rejected, match="every decode queue"):
         place(view(prefill("p"), crowded), request(), Tuning())
+
+
+def test_a_prompt_goes_to_a_prefill_node_that_can_hold_it() -> None:
+    small, large = prefill("small", capacity_tokens=100), prefill("large", queue_s=5)
+    assert place(view(small, large, decode("d")), request(), Tuning()).prefill.node == "large"
 
 
 def test_suspects_serve_when_nobody_else_can() -> None:

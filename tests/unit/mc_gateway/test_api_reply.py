@@ -122,6 +122,7 @@ def test_end_without_the_nodes_account() -> None:
     ("error", "status", "retry_after"),
     [
         (Rejected("x", retry_after_ms=1500), 429, 2),
+        (Rejected("x"), 400, None),
         (NotFound("x"), 404, None),
         (Exhausted("x"), 503, 1),
         (Unavailable("x", retry_after_ms=5000), 503, 5),
