@@ -48,6 +48,8 @@ class Catalog:
         self._clock = bridge.cluster.loop.clock
         self._last_answer_s: float | None = None
         self._last_error: McError = Unavailable("the master has not answered yet")
+        self._split: set[str] = set()
+        """Models whose instances differ, each warned of once."""
         self._waiters: list[asyncio.Future[None]] = []
         self._is_asking = False
 
@@ -128,8 +130,10 @@ class Catalog:
 
     def _replace(self, models: list[ModelDescription]) -> None:
         found: dict[str, ModelDescription] = {}
+        split: set[str] = set()
         for model in models:
-            first = found.setdefault(model.name, model)
-            if first.namespace != model.namespace:
-                log.warning("instances of one model do not share blocks model=%s", model.name)
-        self.descriptions = found
+            if found.setdefault(model.name, model).namespace != model.namespace:
+                split.add(model.name)
+        for name in split - self._split:
+            log.warning("instances of one model do not share blocks model=%s", name)
+        self.descriptions, self._split = found, split
