@@ -20,9 +20,6 @@ class Publisher:
     """Best effort: a refused or lost put only means a later miss. Loop thread only."""
 
     def __init__(self, channels: ChannelPool) -> None:
-        self.num_offered = 0
-        self.num_stored = 0
-        self.num_refused = 0
         self._channels = channels
 
     def offer(
@@ -31,7 +28,6 @@ class Publisher:
         """`on_done(blocks now in the pool)` comes exactly once: until then the source must keep its bytes,
         or raise its generation.
         """
-        self.num_offered += len(blocks)
 
         def on_reply(reply: Reply | McError) -> None:
             stored = 0
@@ -41,8 +37,6 @@ class Publisher:
                     log.info("put refused node=%s why=%s", target.node, reply.why)
             else:
                 log.info("put failed node=%s why=%s", target.node, reply)
-            self.num_stored += stored
-            self.num_refused += len(blocks) - stored
             on_done(stored)
 
         try:

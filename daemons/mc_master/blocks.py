@@ -122,6 +122,7 @@ class BlockHandlers:
         sealed = directory.record_sealed(report.node, report.sealed, now_s=state.now_s())
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
+        state.metrics.refused_blocks.inc(report.refused_puts)
         for block in sealed:
             state.out.publish(
                 BlockStored(incarnation=state.incarnation, meta=block.meta, node=report.node)

@@ -1,7 +1,7 @@
 """ClearBlocks: the nodes are told what to free; the answer waits until they reported it, or shortly before its time."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, NodeId
@@ -25,7 +25,6 @@ class _Clear:
     timer: Timer | None = None
     num_cleared: int = 0
     cleared_bytes: int = 0
-    unreachable: set[NodeId] = field(default_factory=set)
 
 
 class Clearing:

@@ -33,6 +33,9 @@ class MasterMetrics:
             "mc_master_blocks_evicted", "Replicas freed by eviction"
         )
         self.cleared_blocks = self._counter("mc_master_blocks_cleared", "Replicas freed by clear")
+        self.refused_blocks = self._counter(
+            "mc_master_blocks_refused", "Blocks that nodes had no room for"
+        )
         self.plans = Counter(
             "mc_master_plans", "Plans by policy", ["policy"], registry=self.registry
         )

@@ -44,23 +44,6 @@ class App(Protocol):
         """Free everything; after `run` returned."""
 
 
-class _ProcessConfig(Protocol):
-    @property
-    def node(self) -> "_Named": ...
-    @property
-    def log(self) -> "_Leveled": ...
-
-
-class _Named(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-class _Leveled(Protocol):
-    @property
-    def level(self) -> str: ...
-
-
 Config = TypeVar("Config", bound=Section)
 
 

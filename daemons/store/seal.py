@@ -44,13 +44,6 @@ def trailer_length(num_layers: int) -> int:
     return _HEADER.size + 8 * num_layers
 
 
-def layer_checksum(k_row: memoryview, v_row: memoryview) -> int:
-    """The two rows as if they were one; releases the GIL for rows of a few KiB and more."""
-    digest = xxhash.xxh3_64(k_row)
-    digest.update(v_row)
-    return digest.intdigest()
-
-
 def layer_checksums(payload: memoryview, num_layers: int) -> list[int]:
     """Checksums of a whole payload `[layer][k|v][...]`, where k and v of a layer are adjacent."""
     layer_bytes = len(payload) // num_layers
@@ -71,10 +64,6 @@ def row_checksums(k_rows: memoryview, v_rows: memoryview, row_bytes: int, count:
         digest.update(v_rows[start:end])
         checksums.append(digest.intdigest())
     return checksums
-
-
-def verify_layer(trailer: Trailer, layer: int, k_row: memoryview, v_row: memoryview) -> bool:
-    return layer_checksum(k_row, v_row) == trailer.checksums[layer]
 
 
 def seal(trailer: Trailer) -> tuple[bytes, int]:
