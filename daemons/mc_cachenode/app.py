@@ -15,7 +15,7 @@ from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
-from daemons.rpc import Loop, Server
+from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
@@ -47,7 +47,10 @@ class CachenodeApp:
         self._metrics = CachenodeMetrics()
         self._orphan_after_s = config.report.orphan_after_s
         self._path = segment_path(config.segment, self._node)
-        self._segment = _create_segment(config.segment, self._path)
+        # All that may be taken comes before the segment: a start that fails leaves no memory behind.
+        self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
+        self.endpoint = self._server.endpoint
+        self._metrics_server = MetricsServer(config.node.metrics, self._metrics.registry)
         self._engine = TransferEngine(
             epoch=self._epoch,
             bind_host=config.transfer.host,
@@ -55,6 +58,7 @@ class CachenodeApp:
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
         )
+        self._segment = _create_segment(config.segment, self._path)
         self._is_closed = threading.Event()
         if not config.segment.prefault:
             # Puts that come before it is through pay for their own page faults.
@@ -82,9 +86,6 @@ class CachenodeApp:
                 may_evict=self._may_evict,
             )
         )
-        self._metrics_server = MetricsServer(config.node.metrics, self._metrics.registry)
-        self._server = Server(self.loop, config.node.listen, self._hello, self._handlers.handle)
-        self.endpoint = self._server.endpoint
         self._link = MasterLink(
             self.loop,
             config.master.endpoint,
@@ -140,6 +141,9 @@ class CachenodeApp:
 
     def _on_joined(self, _: Incarnation) -> None:
         self._reporter.announce()
+
+    def _handle(self, call: Call) -> None:
+        self._handlers.handle(call)
 
     def _hello(self) -> HelloReply:
         return HelloReply(

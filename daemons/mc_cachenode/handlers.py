@@ -232,8 +232,8 @@ class CachenodeHandlers:
             num_refused += status == "exhausted"
         if num_refused:
             self._parts.reporter.refused(num_refused)
-        # A refusal is not an outcome: the same put may be tried again when there is room.
-        if not {"exhausted", "failed"} & set(session.results):
+        # These are no outcomes: the same put may be tried again.
+        if not {"exhausted", "failed", "being_written"} & set(session.results):
             self._answers[session.put_id] = reply
             if len(self._answers) > _MAX_ANSWERS:
                 self._answers.popitem(last=False)

@@ -639,3 +639,15 @@ def test_hostile_control_bytes_do_not_stop_the_node(
             sock.sendall(random.bytes(int(random.integers(1, 500))))
     source, hashes = make_source(1), chain(1)
     assert lonely.put([source.block(0, hashes)]).results == ["stored"]
+
+
+def test_a_start_that_fails_leaves_no_segment(lonely: Pool) -> None:
+    late = start_node(
+        lonely.directory, "tcp://127.0.0.1:9", f"node.listen={lonely.control}", "node.id=b"
+    )
+    try:
+        assert late.process.wait(30) == 78
+        late.find(r"(cannot listen)")
+    finally:
+        late.stop()
+    assert [path.name for path in lonely.directory.glob("shm/*/*.segment")] == ["node-a.segment"]
