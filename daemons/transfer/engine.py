@@ -174,7 +174,7 @@ class TransferEngine:
         timeout); what the local memory holds is then undefined.
         """
         is_plain = len(reads) == 1 and generation is None and capability is None
-        if is_plain and self._read_quick(region, reads[0]):
+        if is_plain and self._read_quick(region, reads[0], timeout_s):
             return
         self.run(ReadBatch(region, reads, generation, timeout_s, capability=capability))
 
@@ -268,13 +268,15 @@ class TransferEngine:
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
 
-    def _read_quick(self, region: RegionRef, read: Read) -> bool:
+    def _read_quick(self, region: RegionRef, read: Read, timeout_s: float) -> bool:
         """One contiguous READ by the path that the long way would take; False where that must be found out."""
         address = region.address
         if self._shm is not None and self._shm.reaches(address):
             return self._shm.read_mapped(region, read)
         is_foreign = self._tcp is not None and address.epoch != self.address.epoch
-        return is_foreign and self._tcp is not None and self._tcp.read_quick(region, read)
+        return (
+            is_foreign and self._tcp is not None and self._tcp.read_quick(region, read, timeout_s)
+        )
 
     def _pull(self, batch: ReadBatch) -> bool:
         return self._shm is not None and self._shm.pull(batch)

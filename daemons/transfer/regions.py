@@ -83,17 +83,25 @@ class RegionTable:
     @contextmanager
     def use(self, region_id: int) -> Iterator[Region]:
         """Hold the region's memory: `wait_unused` waits for the end of it."""
-        with self._lock:
-            region = self._find(region_id)
-            self._users[region_id] += 1
+        region = self.hold(region_id)
         try:
             yield region
         finally:
-            with self._changed:
-                self._users[region_id] -= 1
-                if not self._users[region_id]:
-                    del self._users[region_id]
-                    self._changed.notify_all()
+            self.drop(region_id)
+
+    def hold(self, region_id: int) -> Region:
+        """`use` without its cost; `drop` must follow."""
+        with self._lock:
+            region = self._find(region_id)
+            self._users[region_id] += 1
+        return region
+
+    def drop(self, region_id: int) -> None:
+        with self._changed:
+            self._users[region_id] -= 1
+            if not self._users[region_id]:
+                del self._users[region_id]
+                self._changed.notify_all()
 
     def pin(self, region_id: int) -> Region:
         with self._lock:

@@ -1,4 +1,4 @@
-"""mcctl bench: measure a cluster, beside a limit measured in the same run."""
+"""mcctl bench: measure a cluster or a data path, beside a limit measured in the same run."""
 
 import subprocess
 import sys
@@ -10,8 +10,8 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, NotFound, Unavailable
-from daemons.core.units import format_duration
-from mcctl import model_store, render
+from daemons.core.units import format_duration, format_size, parse_size
+from mcctl import model_store, render, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.commands import new_app
 from mcctl.local_cluster import LocalCluster
@@ -35,7 +35,7 @@ _SAFE_VOCABULARY = 1000
 
 @app.callback()
 def _noun() -> None:
-    """Measure a cluster."""
+    """Measure a cluster, or a data path."""
 
 
 @app.command()
@@ -88,6 +88,44 @@ def serve(
             answer = run_oracle(model_store.find_model(model), dtype, plan)
             result = msgspec.structs.replace(result, oracle=answer)
     _show(result, on_stderr=is_json)
+    if is_json:
+        render.emit_json(result)
+
+
+@app.command()
+def transfer(
+    context: typer.Context,
+    sizes: Annotated[
+        str, typer.Option(help="Sizes of a block, by commas.", metavar="SIZE,...")
+    ] = ",".join(transfer_bench.SIZES),
+    batch: Annotated[int, typer.Option(min=1, help="Blocks in one batch; fewer where large.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=8, help="Batches at the same time.")] = 1,
+    transport: Annotated[str, typer.Option(help="shm, tcp or all.")] = "all",
+) -> None:
+    """The Transfer Engine against memcpy or plain sockets, measured in turns with a peer process.
+
+    \b
+    Example: mcctl bench transfer --sizes 4KiB,1MiB --transport shm
+    Example: mcctl bench transfer --batch 32 --threads 2 --output json
+    """
+    names: dict[str, tuple[transfer_bench.TransportName, ...]] = {
+        "shm": ("shm",),
+        "tcp": ("tcp",),
+        "all": ("shm", "tcp"),
+    }
+    if transport not in names:
+        raise typer.BadParameter(f"{transport} is none of shm, tcp, all")
+    try:
+        parsed = [parse_size(size) for size in sizes.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not all(0 < size <= transfer_bench.MAX_SIZE_BYTES for size in parsed):
+        raise typer.BadParameter("a size is between 1 byte and 1 GiB")
+    plan = transfer_bench.TransferPlan(parsed, batch, threads, names[transport])
+    is_json = settings_of(context).output == "json"
+    with render.progress("starting a peer process") as progress:
+        result = transfer_bench.run(plan, progress)
+    render.show_table("transfer", _TRANSFER_COLUMNS, result.rows, on_stderr=is_json)
     if is_json:
         render.emit_json(result)
 
@@ -158,6 +196,20 @@ _COLUMNS = [
     Column("not compute", lambda row: format_duration(row.overhead_s), is_number=True),
     Column("share", lambda row: f"{row.overhead_share:.0%}", is_number=True),
     Column("reused", lambda row: str(row.reused_tokens), is_number=True),
+]
+
+
+_TRANSFER_COLUMNS = [
+    Column("path", lambda row: row.transport),
+    Column("op", lambda row: row.operation),
+    Column("size", lambda row: format_size(row.size_bytes), is_number=True),
+    Column("batch", lambda row: str(row.batch), is_number=True),
+    Column("GB/s", lambda row: f"{row.gb_s:.2f}", is_number=True),
+    Column("limit", lambda row: f"{row.limit_gb_s:.2f}", is_number=True),
+    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
+    Column("p50 us", lambda row: f"{row.p50_us:.1f}", is_number=True),
+    Column("limit us", lambda row: f"{row.limit_p50_us:.1f}", is_number=True),
+    Column("CPU s/GB", lambda row: f"{row.cpu_s_per_gb:.2f}", is_number=True),
 ]
 
 

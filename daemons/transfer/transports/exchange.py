@@ -4,6 +4,7 @@
 """
 
 import socket
+import time
 from collections.abc import Iterator
 
 from daemons.core.errors import Exhausted, ProtocolError, TransferError
@@ -39,21 +40,37 @@ def answer(stream: Stream, batch: Batch) -> tuple[int, int]:
     return check_header(stream, batch, wire.REPLY.size)
 
 
-def read_quick(stream: Stream, request: bytes, target: memoryview) -> bool:
-    """The plain answer to a small READ, all of it at once; False for anything else, the connection is then lost."""
+def read_quick(stream: Stream, request: bytes, target: memoryview, deadline_s: float) -> bool:
+    """The plain answer to a contiguous READ; False for anything else, the connection is then lost."""
     sock, scratch, length = stream.sock, stream.scratch, len(target)
-    wanted = _FRAME_BYTES + length
+    is_small = length <= wire.MAX_INLINE
+    wanted = _FRAME_BYTES + length if is_small else wire.REPLY.size
     try:
         sock.send(request)
         count = sock.recv_into(scratch, wanted)
         if 0 < count < wanted:
             count += sock.recv_into(scratch[count:wanted], 0, socket.MSG_WAITALL)
+        if count != wanted or wire.REPLY.unpack_from(scratch) != (wire.MAGIC, 0, length, 0):
+            return False
+        if not is_small:
+            return _receive_quick(sock, [target, scratch[: wire.TRAILER.size]], deadline_s)
     except OSError:
         return False
-    end = wire.REPLY.size + length
-    if count != wanted or wire.REPLY.unpack_from(scratch) != (wire.MAGIC, 0, length, 0):
-        return False
-    target[:] = scratch[wire.REPLY.size : end]
+    target[:] = scratch[wire.REPLY.size : wire.REPLY.size + length]
+    return True
+
+
+def _receive_quick(sock: socket.socket, window: list[memoryview], deadline_s: float) -> bool:
+    while window:
+        try:
+            count = sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
+        except BlockingIOError:
+            if time.monotonic() < deadline_s:
+                continue
+            return False
+        if not count:
+            return False
+        wire.drop_front(window, count)
     return True
 
 

@@ -19,7 +19,7 @@ _MAX_CONNECTIONS = 256
 _NUM_WORKERS = 64
 _MAX_LINGERING = 16
 _HEADER_TIMEOUT_S = 5.0
-_FIRST_READ = 4096
+_FIRST_READ = 8192
 
 _QUICK = frozenset((wire.Op.MAP, wire.Op.AUTH, wire.Op.PIN, wire.Op.UNPIN, wire.Op.NOTIFY))
 """Served by the port's own thread: two processes that PULL from each other must not wait for workers."""
@@ -211,9 +211,11 @@ class DataServer:
             self._num_lingering += 1
         try:
             while True:
-                frame = connection.sock.recv(_FIRST_READ)
-                if not self._service.serve_quick(connection, frame):
-                    return _assemble(connection, frame)
+                frame = connection.sock.recv(_wanted(connection.frame))
+                if connection.frame or not self._service.serve_quick(connection, frame):
+                    request = _assemble(connection, frame)
+                    if request is not None:
+                        return request
         except BlockingIOError:
             return None
         finally:

@@ -53,8 +53,10 @@ class StreamPool:
         self._dead_until_s = 0.0
         self._is_closed = False
 
-    def read_quick(self, region: RegionRef, remote: Strided, target: memoryview) -> bool:
-        """A small contiguous READ over an idle connection, the bounds checked; False: take the long way.
+    def read_quick(
+        self, region: RegionRef, remote: Strided, target: memoryview, deadline_s: float
+    ) -> bool:
+        """A contiguous READ over an idle connection, the bounds checked; False: take the long way.
 
         A READ may be done twice, so whatever is not the plain answer is left to the long way to find out.
         """
@@ -67,7 +69,7 @@ class StreamPool:
             wire.MAGIC, wire.Op.READ, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
             remote.offset, length, 1, 0,
         )  # fmt: skip
-        if not exchange.read_quick(stream, request, target):
+        if not exchange.read_quick(stream, request, target, deadline_s):
             self._discard(stream)
             return False
         self._give_back(stream)

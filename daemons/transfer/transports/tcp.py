@@ -3,13 +3,14 @@
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
-from daemons.transfer.transports import sockets, wire
+from daemons.transfer.transports import sockets
 from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch
 from daemons.transfer.transports.stream import StreamPool
 from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
@@ -20,9 +21,10 @@ _MAX_POOLS = 128
 _NUM_WORKERS = 16
 
 
-def default_streams() -> int:
-    """More streams than half the CPUs only make the two ends take turns."""
-    return max(1, min(_MAX_STREAMS, (os.cpu_count() or 1) // 2 + 1))
+def streams_for(length: int, num_streams: int | None = None) -> int:
+    """Connections that a batch of so many bytes uses. More than the CPUs only make the two ends take turns."""
+    limit = num_streams or min(_MAX_STREAMS, max(1, os.cpu_count() or 1))
+    return max(1, min(limit, length // _MIN_STRIPE_BYTES))
 
 
 class TcpTransport:
@@ -32,7 +34,7 @@ class TcpTransport:
 
     def __init__(self, secret: bytes | None = None, num_streams: int | None = None) -> None:
         self._secret = secret
-        self._num_streams = num_streams or default_streams()
+        self._num_streams = num_streams
         self._lock = threading.Lock()
         self._pools: dict[tuple[str, int], StreamPool] = {}
         self._workers: ThreadPoolExecutor | None = None
@@ -40,14 +42,14 @@ class TcpTransport:
     def reaches(self, address: DataAddress) -> bool:
         return bool(address.tcp)
 
-    def read_quick(self, region: RegionRef, read: Read) -> bool:
-        """The short way for one small contiguous READ; False: it needs the long one."""
+    def read_quick(self, region: RegionRef, read: Read, timeout_s: float) -> bool:
+        """The short way for one contiguous READ over one stream; False: it needs the long one."""
         address, (remote, local, target) = region.address, read
         pool = self._pools.get((address.tcp, address.epoch))
         length, start = remote.row_bytes, target.offset
         if (
             pool is None
-            or not 0 < length <= wire.MAX_INLINE
+            or not 0 < length < 2 * _MIN_STRIPE_BYTES
             or not remote.num_rows == target.num_rows == 1
             or length != target.row_bytes
             or not 0 <= remote.offset <= region.size_bytes - length
@@ -55,7 +57,8 @@ class TcpTransport:
             or not local.flags.writeable
         ):
             return False
-        return pool.read_quick(region, remote, local.data[start : start + length])
+        deadline_s = time.monotonic() + timeout_s
+        return pool.read_quick(region, remote, local.data[start : start + length], deadline_s)
 
     def read(self, batch: ReadBatch) -> None:
         pool = self._pool(batch.region.address)
@@ -85,7 +88,7 @@ class TcpTransport:
             self._workers.shutdown()
 
     def _is_striped(self, length: int) -> bool:
-        return self._num_streams > 1 and length >= 2 * _MIN_STRIPE_BYTES
+        return streams_for(length, self._num_streams) > 1
 
     def _run(
         self,
@@ -98,7 +101,7 @@ class TcpTransport:
         if not self._is_striped(length):
             run(batch)
             return
-        parts = cut(batch, min(self._num_streams, length // _MIN_STRIPE_BYTES))
+        parts = cut(batch, streams_for(length, self._num_streams))
         run_parts(batch, parts, run, self._striping())
 
     def _striping(self) -> ThreadPoolExecutor:

@@ -39,6 +39,9 @@ TRAILER = struct.Struct("<4sxxxxQ")
 _WINDOW_BYTES = 1 << 20
 """Moved with one call: a cancel is noticed between calls, and what is copied is still in the cache."""
 
+_WINDOW_SLACK = 64 << 10
+"""What is left of a round size behind a header rides along."""
+
 _WINDOW_VECTORS = 512
 """Vectors a call: below IOV_MAX (1024), and few enough that a partial send wastes little."""
 
@@ -170,7 +173,7 @@ def windows(vectors: Iterator[memoryview]) -> Iterator[list[memoryview]]:
     size = 0
     for whole in vectors:
         vector = whole
-        while size + vector.nbytes > _WINDOW_BYTES:
+        while size + vector.nbytes > _WINDOW_BYTES + _WINDOW_SLACK:
             window.append(vector[: _WINDOW_BYTES - size])
             vector = vector[_WINDOW_BYTES - size :]
             yield window

@@ -1,0 +1,75 @@
+"""The other process of `mcctl bench transfer`: lends memory, and serves plain sockets for the limit of the run.
+
+    python -m mcctl.transfer_peer UNIX_DIR REGION_BYTES
+
+It prints what the bench needs, answers "cpu" with the CPU seconds it used, and ends with its stdin.
+"""
+
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from daemons.protocol.segment import RegionRef
+from daemons.transfer import TransferEngine, allocate_shared
+
+REQUEST = struct.Struct("<Q")
+BUFFER_BYTES = 1 << 20
+"""Of the plain sockets, equal to the engine's."""
+
+
+class PeerAnnouncement(msgspec.Struct, frozen=True):
+    """Where the bench finds both."""
+
+    region: RegionRef
+    plain_port: int
+
+
+def set_buffers(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+
+
+def _serve(connection: socket.socket, memory: memoryview) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection:
+        while request := connection.recv(REQUEST.size, socket.MSG_WAITALL):
+            (length,) = REQUEST.unpack(request)
+            connection.sendall(memory[:length])
+
+
+def _accept(listener: socket.socket, memory: memoryview) -> None:
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_serve, args=(connection, memory), daemon=True).start()
+
+
+def main(unix_dir: str, region_bytes: int) -> None:
+    memory = allocate_shared("bench", region_bytes)
+    memory.array[:] = 1
+    engine = TransferEngine(unix_dir=Path(unix_dir))
+    with socket.socket() as listener:
+        set_buffers(listener)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        threading.Thread(target=_accept, args=(listener, memory.view), daemon=True).start()
+        told = PeerAnnouncement(
+            engine.register(memory, "read-write"), int(listener.getsockname()[1])
+        )
+        _say(msgspec.json.encode(told).decode())
+        for _ in sys.stdin:
+            _say(str(time.process_time()))
+        engine.close()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
