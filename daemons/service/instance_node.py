@@ -1,0 +1,132 @@
+"""What mc-prefill and mc-decode have in common: a model replica as a node of the cluster. It reaches torch, so only
+they import it.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Final, Literal
+
+from prometheus_client import CollectorRegistry
+
+from daemons.config.mc_decode import DecodeConfig
+from daemons.config.mc_prefill import PrefillConfig
+from daemons.core.ids import NodeId, new_epoch
+from daemons.engine.instance import open_instance
+from daemons.protocol.base import Message
+from daemons.protocol.node import HelloReply, InstanceLoad, NodeDescription
+from daemons.protocol.request import DataProbe
+from daemons.rpc import Call, Loop, Server
+from daemons.service.daemon import software_version
+from daemons.service.data_probe import DataProbes
+from daemons.service.master_link import MasterLink
+from daemons.service.metrics import MetricsServer
+from daemons.service.paths import runtime_dir
+from daemons.transfer import TransferEngine, host_id
+from daemons.transfer.topology import host_devices
+
+DRAIN_S: Final = 25.0
+"""What still runs so long after SIGTERM is cut."""
+
+_DRAIN_POLL_S: Final = 0.05
+
+
+class InstanceNode:
+    """Listens when built, before the model is loaded: a taken address is found at once. `join` once `handle` can."""
+
+    def __init__(
+        self,
+        role: Literal["prefill", "decode"],
+        config: PrefillConfig | DecodeConfig,
+        handle: Callable[[Call], object],
+    ) -> None:
+        self.loop = Loop()
+        self._role = role
+        self._config = config
+        self._epoch = new_epoch()
+        self.transfer = TransferEngine(
+            epoch=self._epoch,
+            bind_host=config.transfer.host,
+            tcp_port=config.transfer.port,
+            unix_dir=runtime_dir(config.transfer.unix_dir),
+            transports=config.transfer.transports,
+        )
+        self._server = Server(self.loop, config.node.listen, self._hello, handle)
+        self.instance = open_instance(config.model, config.engine, self.transfer)
+        self._probes = DataProbes(self.loop, self.transfer, config.transfer.transports)
+        self._metrics: MetricsServer | None = None
+        self._link: MasterLink | None = None
+
+    def join(self, load: Callable[[], InstanceLoad], registry: CollectorRegistry) -> None:
+        """Serve /metrics, and tell the master that this node is there."""
+        self._metrics = MetricsServer(self._config.node.metrics, registry)
+        endpoint = self._config.master.endpoint
+        self._link = MasterLink(self.loop, endpoint, self._describe, load=load)
+
+    def tell_master(self, message: Message) -> None:
+        """Best effort; without a master nobody needs to know."""
+        if self._link is not None and self._link.is_joined:
+            self._link.channel.post(message)
+
+    def answer_probe(self, call: Call, probe: DataProbe) -> None:
+        self._probes.answer(call, probe)
+
+    def status(self, num_live: int) -> str:
+        is_joined = self._link is not None and self._link.is_joined
+        return (
+            f"model={self.instance.model.name} listen={self._server.endpoint} "
+            f"live={num_live} master={'joined' if is_joined else 'away'}"
+        )
+
+    def drain(self, num_live: Callable[[], int]) -> None:
+        """Leave the cluster, then stop the loop once nothing lives here any more, or DRAIN_S have passed."""
+        deadline_s = self.loop.clock() + DRAIN_S
+
+        def check() -> None:
+            if not num_live() or self.loop.clock() > deadline_s:
+                self.loop.stop()
+            else:
+                self.loop.call_later(_DRAIN_POLL_S, check)
+
+        if self._link is not None:
+            self._link.leave(check)
+
+    def stop_serving(self) -> None:
+        """The first half of closing; threads that use the instance end between it and `close`."""
+        if self._link is not None:
+            self._link.close()
+        self._server.close()
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        self.instance.close()
+        self.transfer.close()
+        self.loop.close()
+
+    def _hello(self) -> HelloReply:
+        assert self._link is not None, "nothing is answered before the loop runs"
+        return HelloReply(
+            node=NodeId(self._config.node.id),
+            role=self._role,
+            incarnation=self._link.incarnation,
+            software=software_version(),
+            pid=os.getpid(),
+        )
+
+    def _describe(self) -> NodeDescription:
+        return NodeDescription(
+            node=NodeId(self._config.node.id),
+            role=self._role,
+            host=socket.gethostname(),
+            host_id=host_id(),
+            epoch=self._epoch,
+            control=self._server.endpoint,
+            pid=os.getpid(),
+            software=software_version(),
+            data=self.transfer.address,
+            model=self.instance.model,
+            capacity_tokens=self.instance.arena.capacity_tokens,
+            metrics=self._metrics.address if self._metrics is not None else "",
+            devices=host_devices(),
+        )
