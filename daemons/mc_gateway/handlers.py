@@ -15,10 +15,10 @@ from daemons.mc_gateway.api_reply import ListedModel, ModelList, now_unix
 from daemons.mc_gateway.generation import (
     Gateway,
     GenerationEndpoint,
-    error_response,
     prepare_chat,
     prepare_completion,
 )
+from daemons.mc_gateway.outbound import error_response
 from daemons.protocol.node import ModelDescription
 
 
