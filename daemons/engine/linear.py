@@ -1,12 +1,13 @@
 """Matrix products whose rows never depend on how many rows share the call.
 
-CPU kernels change their order of summation with the row count: measured with torch 2.13 on
-AVX-512 and AMX, bfloat16 products of a small model round differently below 37 rows, MKL's float32
-ones below 16. So every shape is tried once, at load, at a short list of row counts, and later
-runs only at those whose results equal the reference bit for bit.
-
-Weights are packed for oneDNN where this build offers it: its float32 products round alike from
-2 rows on, and decode gains about 1.6x over F.linear in either dtype.
+CPU kernels change their order of summation with the row count. So each shape is tried once, at
+load, in the ways this machine offers, at a short list of row counts; the first way that serves
+decode without padding is taken, and later runs only at the row counts whose results equal the
+reference bit for bit. Measured with torch 2.13:
+  - packed for oneDNN: float32 rounds alike from 2 rows on; decode gains 1.6x over F.linear. With
+    AMX, bfloat16 above 32 rows sums in blocks of inputs, so decode would have to run 40 rows;
+  - turned (weight @ x.T, the weight as it lies in the file): bfloat16 with AMX rounds alike at
+    any row count, as fast as packed. Its result is a transposed view.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,10 @@ from torch.nn import functional
 # Row counts a product may run at. Few, so that each can be tried; dense where decode lives.
 ROW_BUCKETS: Final = (4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 160, 192, 224, 256)
 PACK_ROWS: Final = 8  # the row count that packing is tuned for
+DECODE_ROWS: Final = 8  # a way good from here on suits decode
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
-Shape = tuple[int, int, bool, torch.dtype, str, int, int, int]
-_good_rows_by_shape: dict[Shape, tuple[int, ...]] = {}
+Shape = tuple[int, int, bool, torch.dtype, str, int, int, bool, int]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -44,8 +45,40 @@ def pieces(x: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
     return [x[first : first + num_rows] for first in range(0, len(x), num_rows)]
 
 
+def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
+    reordered = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: multiply(x.contiguous(), reordered, bias, "none", [], "")
+
+
+def turned(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
+    if bias is None:
+        return lambda x: torch.mm(weight, x.t()).t()
+    column = bias[:, None]
+    return lambda x: torch.addmm(column, weight, x.t()).t()
+
+
+def plain(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
+    return lambda x: functional.linear(x, weight, bias)
+
+
+Way = Callable[[torch.Tensor, torch.Tensor | None], Multiply]
+_choices: dict[Shape, tuple[Way, tuple[int, ...]]] = {}
+
+
+def ways(weight: torch.Tensor, *, may_turn: bool) -> tuple[Way, ...]:
+    """What may multiply by `weight` here, the preferred one first."""
+    if weight.device.type != "cpu":
+        return (plain,)
+    best = packed if can_pack(weight.dtype) else plain
+    return (best, turned) if may_turn else (best,)
+
+
 class Linear:
-    """`x @ weight.T + bias` for x of [rows, in]; equal rows give equal results in any company."""
+    """`x @ weight.T + bias` for x of [rows, in]; equal rows give equal results in any company.
+
+    With `may_turn` the result may be a transposed view.
+    """
 
     def __init__(
         self,
@@ -54,11 +87,9 @@ class Linear:
         *,
         reference_rows: int = ROW_BUCKETS[-1],
         max_rows: int = ROW_BUCKETS[-1],
+        may_turn: bool = False,
     ) -> None:
         """Results are those at `reference_rows`; more than `max_rows` run piece by piece."""
-        self.bias = bias
-        self._multiply = self._prepare(weight, bias)
-        self._padded: dict[int, torch.Tensor] = {}
         num_out, num_in = weight.shape
         shape = (
             num_out,
@@ -68,11 +99,15 @@ class Linear:
             weight.device.type,
             reference_rows,
             max_rows,
+            may_turn,
             torch.get_num_threads(),
         )
-        if shape not in _good_rows_by_shape:
-            _good_rows_by_shape[shape] = self._try_rows(weight, reference_rows, max_rows)
-        good = _good_rows_by_shape[shape]
+        if shape not in _choices:
+            candidates = ways(weight, may_turn=may_turn)
+            _choices[shape] = choose_way(candidates, weight, bias, (reference_rows, max_rows))
+        way, good = _choices[shape]
+        self._multiply = way(weight, bias)
+        self._padded: dict[int, torch.Tensor] = {}
         self.max_rows = good[-1]
         self._rows_to_run = [0] + [
             next(rows for rows in good if rows >= wanted) for wanted in range(1, good[-1] + 1)
@@ -92,28 +127,31 @@ class Linear:
         padded[:num_rows] = x
         return self._multiply(padded)[:num_rows]
 
-    @staticmethod
-    def _prepare(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
-        if weight.device.type != "cpu" or not can_pack(weight.dtype):
-            return lambda x: functional.linear(x, weight, bias)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
-        multiply = torch.ops.mkldnn._linear_pointwise.default
-        return lambda x: multiply(x, packed, bias, "none", [], "")
 
-    def _try_rows(
-        self, weight: torch.Tensor, reference_rows: int, max_rows: int
-    ) -> tuple[int, ...]:
-        probe_x, probe_weight = cancelling_probe(weight, max_rows)
-        # A bias may choose the kernel, but a value in it would drown the rounding.
-        no_bias = None if self.bias is None else torch.zeros_like(self.bias)
-        multiply = Linear._prepare(probe_weight, no_bias)
+def choose_way(
+    candidates: tuple[Way, ...],
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows_range: tuple[int, int],
+) -> tuple[Way, tuple[int, ...]]:
+    """The first way good at few rows, else the first one; and its good row counts."""
+    reference_rows, max_rows = rows_range
+    probe_x, probe_weight = cancelling_probe(weight, max_rows)
+    # A bias may choose the kernel, but a value in it would drown the rounding.
+    no_bias = None if bias is None else torch.zeros_like(bias)
+    tried = []
+    for way in candidates:
+        multiply = way(probe_weight, no_bias)
         expected = torch.cat([multiply(piece) for piece in pieces(probe_x, reference_rows)])
-        good = [
+        good = tuple(
             rows
             for rows in ROW_BUCKETS
             if rows <= max_rows and torch.equal(multiply(probe_x[:rows]), expected[:rows])
-        ]
-        return tuple(good)
+        )
+        if good[0] <= DECODE_ROWS:
+            return way, good
+        tried.append((way, good))
+    return tried[0]
 
 
 def cancelling_probe(weight: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:

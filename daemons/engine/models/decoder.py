@@ -85,7 +85,7 @@ class Decoder:
 
     def _mlp(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-        return layer.down(functional.silu(gate).mul_(up))
+        return layer.down(functional.silu(gate).mul_(up)).contiguous()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
@@ -95,11 +95,12 @@ def load_layer(config: DecoderConfig, weights: Weights, index: int) -> Layer:
     """Take one layer's tensors out of the checkpoint."""
     prefix = f"model.layers.{index}."
 
-    def fused(*names: str) -> Linear:
+    def fused(*names: str, may_turn: bool = False) -> Linear:
         stems = [prefix + name for name in names]
         return Linear(
             weights.take_fused([stem + ".weight" for stem in stems]),
             weights.take_optional([stem + ".bias" for stem in stems]),
+            may_turn=may_turn,
         )
 
     def norm(name: str) -> torch.Tensor:
@@ -112,6 +113,7 @@ def load_layer(config: DecoderConfig, weights: Weights, index: int) -> Layer:
         k_norm=norm("self_attn.k_norm") if config.has_qk_norm else None,
         output=fused("self_attn.o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
-        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-        down=fused("mlp.down_proj"),
+        # A turned result suits what follows here, and is put right once, after `down`.
+        gate_up=fused("mlp.gate_proj", "mlp.up_proj", may_turn=True),
+        down=fused("mlp.down_proj", may_turn=True),
     )

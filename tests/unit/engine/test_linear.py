@@ -1,16 +1,19 @@
 import pytest
 import torch
 
-from daemons.engine.linear import Linear, bucket
+from daemons.engine.linear import ROW_BUCKETS, Linear, Multiply, bucket, choose_way
 
 
+@pytest.mark.parametrize("may_turn", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("num_in", "num_out"), [(576, 960), (1536, 576), (64, 160), (33, 17)])
 @torch.inference_mode()
-def test_rows_do_not_depend_on_their_number(num_in: int, num_out: int, dtype: torch.dtype) -> None:
+def test_rows_do_not_depend_on_their_number(
+    num_in: int, num_out: int, dtype: torch.dtype, may_turn: bool
+) -> None:
     torch.manual_seed(0)
     weight, bias = torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype)
-    linear = Linear(weight, bias)
+    linear = Linear(weight, bias, may_turn=may_turn)
     x = torch.randn(300, num_in).to(dtype)
     whole = linear(x)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
@@ -31,3 +34,30 @@ def test_few_reference_rows_split_a_large_batch() -> None:
 
 def test_bucket_grows_past_the_table() -> None:
     assert [bucket(rows) for rows in (1, 4, 5, 65, 256, 257)] == [4, 4, 8, 96, 256, 512]
+
+
+def blockwise(weight: torch.Tensor, _bias: torch.Tensor | None) -> Multiply:
+    """As a kernel that sums many rows in two blocks of inputs, and few in one."""
+    half = weight.shape[1] // 2 + 1
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        if len(x) <= 32:
+            return x @ weight.t()
+        return x[:, :half] @ weight[:, :half].t() + x[:, half:] @ weight[:, half:].t()
+
+    return multiply
+
+
+@torch.inference_mode()
+def test_a_way_that_makes_decode_pad_gives_way_to_one_that_does_not() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(96, 128, dtype=torch.float64)  # plain sums of doubles: no surprises
+    rows = (256, 256)
+
+    def exact(weight: torch.Tensor, _bias: torch.Tensor | None) -> Multiply:
+        return lambda x: (x[:, None] * weight).sum(dim=-1)
+
+    assert choose_way((blockwise, exact), weight, None, rows) == (exact, ROW_BUCKETS)
+    way, good = choose_way((blockwise,), weight, None, rows)
+    assert way is blockwise
+    assert min(good) > 32
