@@ -21,6 +21,7 @@ from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
+from daemons.service.secret import read_secret
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.segment import Segment
 from daemons.transfer import TransferEngine, host_id, prefault, prefault_in_background
@@ -57,6 +58,7 @@ class CachenodeApp:
             tcp_port=config.transfer.port,
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
+            secret=read_secret(config.transfer.secret_file),
         )
         self._segment = _create_segment(config.segment, self._path)
         self._is_closed = threading.Event()

@@ -22,6 +22,7 @@ from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
+from daemons.service.secret import read_secret
 from daemons.transfer import TransferEngine, host_id
 from daemons.transfer.topology import host_devices
 
@@ -50,6 +51,7 @@ class InstanceNode:
             tcp_port=config.transfer.port,
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
+            secret=read_secret(config.transfer.secret_file),
         )
         self._server = Server(self.loop, config.node.listen, self._hello, handle)
         self.instance = open_instance(config.model, config.engine, self.transfer)

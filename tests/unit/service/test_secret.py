@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+
+from daemons.core.errors import ConfigError
+from daemons.service.secret import read_secret
+
+
+def test_a_secret_is_long_and_not_for_everyone(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123\n")
+    path.chmod(0o600)
+    assert read_secret(str(path)) == b"0123456789abcdef0123"
+    assert read_secret("") is None
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod"):
+        read_secret(str(path))
+    path.chmod(0o600)
+    path.write_text("short\n")
+    with pytest.raises(ConfigError, match="holds less"):
+        read_secret(str(path))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_secret(str(tmp_path / "none"))
