@@ -7,7 +7,7 @@ Where the canary disagrees, `is_decode_canonical` is False and nothing here is c
 
 from daemons.client.publisher import block_meta
 from daemons.engine.instance import Instance
-from daemons.mc_decode.request import Request, is_hash_prefix
+from daemons.mc_decode.request import Request
 from daemons.protocol.block import PutBlock
 from daemons.protocol.prefix_hash import block_hashes, tenant_namespace
 
@@ -20,8 +20,6 @@ def answer_blocks(instance: Instance, request: Request) -> list[PutBlock]:
     tokens = [*message.tokens, *request.tokens[:-1]]
     namespace = tenant_namespace(message.namespace, message.tenant)
     hashes = block_hashes(namespace, tokens, block_tokens)
-    if not is_hash_prefix(message.hashes, hashes):
-        return []
     return [
         PutBlock(
             meta=block_meta(message, hashes, index, block_tokens),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from daemons.client.prefix_load import PrefixLoad
-from daemons.core.ids import BlockHash
 from daemons.engine.kv_arena import KvSlot
 from daemons.protocol.request import Generate, PrefillReply, Timing
 from daemons.protocol.segment import Source
@@ -89,8 +88,3 @@ class Request:
             pulled_bytes=self.pulled_bytes,
             loaded_bytes=theirs.loaded_bytes + (0 if self.load is None else self.load.loaded_bytes),
         )
-
-
-def is_hash_prefix(mine: list[BlockHash], whole: list[BlockHash]) -> bool:
-    """Whether the gateway's hashes are those of the prompt it sent."""
-    return whole[: len(mine)] == mine

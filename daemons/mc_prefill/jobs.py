@@ -17,6 +17,7 @@ from daemons.mc_prefill.job import Computed, Holder, Job
 from daemons.mc_prefill.metrics import PrefillMetrics
 from daemons.protocol.block import BlockLocation, PutBlock
 from daemons.protocol.node import InstanceLoad
+from daemons.protocol.prefix_hash import name_prompt, tenant_namespace
 from daemons.protocol.request import LayersReady, Prefill, PrefillReply, PrefillStarted
 from daemons.rpc import Call, Loop
 
@@ -192,13 +193,22 @@ class Jobs:
             )
         if not 0 <= min(request.tokens) <= max(request.tokens) < model.vocab_size:
             raise Rejected(f"token ids must be in 0..{model.vocab_size - 1}")
-        if len(request.hashes) > len(request.tokens) // model.block_tokens:
-            raise Rejected("more block hashes than full blocks")
+        self._check_names(request)
         if len(self._waiting) >= self._config.max_queued:
             raise Exhausted(
                 f"{self._config.max_queued} prompts are waiting on this prefill node",
                 retry_after_ms=1000,
             )
+
+    def _check_names(self, request: Prefill) -> None:
+        """Whatever went wrong before, KV is neither loaded nor published under the name of another prompt."""
+        namespace = tenant_namespace(request.namespace, request.tenant)
+        block_tokens = self._instance.model.block_tokens
+        if not name_prompt(request.hashes, request.tokens, namespace, block_tokens):
+            raise Rejected("the block hashes are not those of the prompt")
+        matched = [location.hash for location in request.matched]
+        if matched != request.hashes[: len(matched)]:
+            raise Rejected("the matched blocks are not those of the prompt")
 
     def _start_waiting(self) -> None:
         """First come, first served: a long prompt that does not fit yet is not overtaken."""

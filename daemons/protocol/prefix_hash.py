@@ -40,3 +40,12 @@ def block_hashes(namespace: bytes, tokens: Sequence[int], block_tokens: int) -> 
         ).digest()
         hashes.append(BlockHash(parent))
     return hashes
+
+
+def name_prompt(
+    hashes: Sequence[BlockHash], tokens: Sequence[int], namespace: bytes, block_tokens: int
+) -> bool:
+    """Whether these are the hashes of this prompt's first blocks: KV under other names is another prompt's."""
+    return list(hashes) == block_hashes(
+        namespace, tokens[: len(hashes) * block_tokens], block_tokens
+    )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from kit.models import FAMILIES, VOCAB_SIZE, Family, make_tiny_model
-from kit.tokens import TokenClient, random_prompt
+from kit.tokens import TokenClient, greedy, random_prompt
 
+from daemons.core.errors import Rejected
 from mcctl.cluster_plan import ClusterOptions, Tables
 from mcctl.cluster_record import Role
 from mcctl.local_cluster import LocalCluster
@@ -83,6 +84,16 @@ def test_next_turn_reuses_the_answer_and_says_the_same(client: TokenClient) -> N
     again = client.generate(turn, NUM_TOKENS)
     assert again.num_reused > 200
     assert again.tokens == client.generate(turn, NUM_TOKENS, cache="bypass").tokens
+
+
+def test_a_plan_of_another_prompt_is_refused(client: TokenClient) -> None:
+    prompt, other = random_prompt(71, 300, VOCAB_SIZE), random_prompt(72, 300, VOCAB_SIZE)
+    client.generate(prompt, NUM_TOKENS)
+    client.wait_sealed(prompt)
+    plan = client.plan(prompt, NUM_TOKENS)
+    assert plan.matched
+    with pytest.raises(Rejected, match="not those of the prompt"):
+        client.run(plan, other, greedy(NUM_TOKENS))
 
 
 def test_mixed_batch_gives_each_request_its_own_answer(cluster: LocalCluster) -> None:

@@ -3,7 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemons.protocol.prefix_hash import HASH_BYTES, block_hashes, root_hash, tenant_namespace
+from daemons.protocol.prefix_hash import (
+    HASH_BYTES,
+    block_hashes,
+    name_prompt,
+    root_hash,
+    tenant_namespace,
+)
 
 NAMESPACE = bytes(range(16))
 
@@ -44,3 +50,13 @@ def test_namespace_tenant_and_position_are_part_of_the_name() -> None:
     assert not set(names) & set(block_hashes(b"other", prompt, 16))
     assert not set(names) & set(block_hashes(tenant_namespace(NAMESPACE, "t"), prompt, 16))
     assert all(len(name) == HASH_BYTES for name in names)
+
+
+def test_names_are_those_of_the_first_blocks_or_of_another_prompt() -> None:
+    prompt = list(range(40))
+    names = block_hashes(NAMESPACE, prompt, 16)
+    assert all(name_prompt(names[:n], prompt, NAMESPACE, 16) for n in range(3))
+    assert not name_prompt(names, prompt, b"other", 16)
+    assert not name_prompt(names, prompt[::-1], NAMESPACE, 16)
+    assert not name_prompt(names[1:], prompt, NAMESPACE, 16)
+    assert not name_prompt([*names, names[0]], prompt, NAMESPACE, 16)
