@@ -43,7 +43,7 @@ from mcctl.cluster_record import (
     sweep,
     write_record,
 )
-from mcctl.http_json import get_status
+from mcctl.http_status import get_status
 from mcctl.process_identity import ProcessIdentity, identify, stop_all
 from mcctl.sigterm import SigtermTrap
 

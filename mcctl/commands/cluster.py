@@ -21,7 +21,7 @@ from mcctl.cluster_record import (
     sweep,
 )
 from mcctl.commands import new_app
-from mcctl.http_json import get_status
+from mcctl.http_status import get_status
 from mcctl.local_cluster import LocalCluster
 from mcctl.process_memory import resident_bytes
 from mcctl.render import Column
