@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from daemons.core.errors import Exhausted, Unavailable
+from daemons.core.errors import Conflict, Exhausted, Unavailable
 from daemons.core.ids import Epoch, NodeId
 from daemons.protocol.node import InstanceLoad, NodeDescription, NodeState
 
 MAX_NODES = 4096
+MAX_REPLACED = 8
 KEEP_DEAD_TICKS = 1200
 """A dead node is listed for so long, ten minutes at the default interval, then forgotten."""
 
@@ -37,6 +38,8 @@ class Member:
     is_evicting: bool = False
     next_eviction_s: float = 0.0
     last_chosen: int = 0
+    replaced: tuple[Epoch, ...] = ()
+    """Earlier lives of this id: one of them that comes back is a second process under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,14 @@ class Membership:
         return self._members.get(node)
 
     def join(self, node: NodeDescription, *, peer: bytes, now_s: float) -> Member | None:
-        """Add it, in place of the earlier life of the same id, which is returned. Raises Exhausted when full."""
+        """Add it, in place of the earlier life of the same id, which is returned.
+
+        Raises Exhausted when full, and Conflict for a life that a newer one has replaced, while that one lives: two
+        processes of one id would else take each other's place for ever.
+        """
+        earlier = self._members.get(node.node)
+        if earlier is not None and earlier.state != "dead" and node.epoch in earlier.replaced:
+            raise Conflict(_taken(node, earlier.node))
         earlier = self._members.pop(node.node, None)
         if earlier is None and len(self._members) >= MAX_NODES:
             dead = next((m.node.node for m in self if m.state == "dead"), None)
@@ -79,6 +89,10 @@ class Membership:
             member.load = earlier.load
             member.used_bytes, member.capacity_bytes = earlier.used_bytes, earlier.capacity_bytes
             member.has_old_blocks = earlier.state != "dead"
+            member.replaced = earlier.replaced
+        elif earlier is not None:
+            others = [epoch for epoch in earlier.replaced if epoch != node.epoch]
+            member.replaced = (*others, earlier.node.epoch)[-MAX_REPLACED:]
         self._members[node.node] = member
         return earlier
 
@@ -127,3 +141,10 @@ class Membership:
         for member in self:
             if member.state != "dead":
                 member.missed_beats = 0
+
+
+def _taken(node: NodeDescription, holder: NodeDescription) -> str:
+    return (
+        f"node id {node.node!r} belongs to a newer process (pid {holder.pid} on {holder.host}); "
+        f"stop it, or give this one (pid {node.pid} on {node.host}) its own `node.id`"
+    )

@@ -1,6 +1,7 @@
 """Numbers a peer may send: in range, or the message is refused before it can harm a table."""
 
 from daemons.core.errors import ProtocolError
+from daemons.mc_master.incarnation import MAX_INCARNATION
 from daemons.protocol.block import Report
 from daemons.protocol.node import Join, ModelDescription, NodeDescription
 from daemons.protocol.request import Schedule
@@ -9,8 +10,6 @@ MAX_NODE_BYTES = 1 << 50
 """1 PiB lent by one node; sums over all nodes still fit the wire's 64 bits."""
 MAX_TOKENS = 1 << 31
 MAX_SEQUENCE = 1 << 62
-MAX_INCARNATION = 1 << 62
-"""A master that met one steps down and comes back above it, which must still fit the wire."""
 
 
 def check_join(message: Join) -> None:

@@ -7,6 +7,8 @@ from daemons.core.errors import ConfigError
 from daemons.core.ids import Incarnation
 
 _FILE = "incarnation"
+MAX_INCARNATION = 1 << 62
+"""A master that met one steps down and comes back above it, which must still fit the wire."""
 
 
 def state_directory(configured: str, node: str) -> Path:
@@ -30,9 +32,9 @@ def next_incarnation(directory: Path) -> Incarnation:
     except FileNotFoundError:
         stored = 0
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: not an incarnation ({error}); remove the file, nodes tell the master what it was"
-        ) from None
+        raise _wrong(path, str(error)) from None
+    if not 0 <= stored <= MAX_INCARNATION:
+        raise _wrong(path, f"{stored} is out of range")
     incarnation = Incarnation(stored + 1)
     store_incarnation(directory, incarnation)
     return incarnation
@@ -57,3 +59,9 @@ def store_incarnation(directory: Path, incarnation: int) -> None:
         raise ConfigError(
             f"{path}: cannot be written: {error.strerror}; choose another `node.state_dir`"
         ) from None
+
+
+def _wrong(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: not an incarnation ({why}); remove the file, nodes tell the master what it was"
+    )

@@ -43,6 +43,7 @@ class MasterLink:
         self._on_joined = on_joined
         self._interval_s = _RETRY_S
         self._is_leaving = False
+        self._refused_why = ""
         self._join()
 
     def leave(self, on_left: Callable[[], object], timeout_s: float = 1.0) -> None:
@@ -78,7 +79,7 @@ class MasterLink:
         if self._is_leaving:
             return
         if not isinstance(reply, JoinReply):
-            log.debug("join failed master=%s why=%r", self.channel.endpoint, reply)
+            self._say_refused(reply)
             self.loop.call_later(_RETRY_S, self._join)
             return
         if reply.incarnation < self.incarnation:
@@ -89,11 +90,24 @@ class MasterLink:
             return
         self.incarnation = self.channel.incarnation = reply.incarnation
         self.is_joined = True
+        self._refused_why = ""
         self.last_contact_s = self.loop.clock()
         self._interval_s = reply.beat_interval_ms / 1000
         log.info("joined master=%s incarnation=%d", self.channel.endpoint, self.incarnation)
         self._on_joined(self.incarnation)
         self.loop.call_later(self._interval_s, self._beat)
+
+    def _say_refused(self, reply: Reply | McError) -> None:
+        """Once, not at every attempt: a node that never gets in must not look well in its log."""
+        why = str(reply)
+        level = logging.WARNING if isinstance(reply, Unavailable) else logging.ERROR
+        log.log(
+            level if why != self._refused_why else logging.DEBUG,
+            "not joined master=%s why=%s",
+            self.channel.endpoint,
+            why,
+        )
+        self._refused_why = why
 
     def _beat(self) -> None:
         if self._is_leaving or not self.is_joined:

@@ -4,6 +4,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from daemons.core.errors import ConfigError
 
+_MAX_PORT = 65535
+
 
 class MetricsServer:
     """Binds at once. `listen` is host:port, port 0 for a free one; empty serves nothing."""
@@ -14,7 +16,7 @@ class MetricsServer:
         if not listen:
             return
         host, _, port = listen.rpartition(":")
-        if not port.isdigit() or not host:
+        if not port.isdigit() or int(port) > _MAX_PORT or not host:
             raise ConfigError(f"`node.metrics`: {listen!r} is not host:port; empty turns it off")
         try:
             self._server, self._thread = start_http_server(int(port), addr=host, registry=registry)

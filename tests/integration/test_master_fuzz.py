@@ -212,9 +212,10 @@ def test_incarnation_grows_and_survives(tmp_path: Path) -> None:
     assert [next_incarnation(directory) for _ in range(3)] == [1, 2, 3]
     store_incarnation(directory, 40)
     assert next_incarnation(directory) == 41
-    (directory / "incarnation").write_text("?")
-    with pytest.raises(ConfigError, match="not an incarnation"):
-        next_incarnation(directory)
+    for wrong in ("?", "-7", str(1 << 63)):
+        (directory / "incarnation").write_text(wrong)
+        with pytest.raises(ConfigError, match="not an incarnation"):
+            next_incarnation(directory)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="state_dir"):
         state_directory(str(tmp_path / "file" / "x"), "m")

@@ -4,7 +4,7 @@ import pytest
 
 from daemons.conductor import membership
 from daemons.conductor.membership import Membership
-from daemons.core.errors import Exhausted, Unavailable
+from daemons.core.errors import Conflict, Exhausted, Unavailable
 from daemons.core.ids import Epoch, HostId, NodeId
 from daemons.protocol.node import NodeDescription
 
@@ -78,6 +78,24 @@ def test_another_life_replaces_and_leave_of_the_old_one_does_nothing() -> None:
     assert members.leave(N0, Epoch(1)) is None
     assert members.leave(N0, Epoch(2)) is not None
     assert len(members) == 0
+
+
+def test_two_processes_of_one_id_do_not_take_turns() -> None:
+    """The newer one stays; the older one is told why, and may come back when the newer one is gone."""
+    members = joined()
+    members.join(describe(epoch=2), peer=b"p", now_s=5)
+    for _ in range(3):
+        with pytest.raises(Conflict, match=r"'n0' belongs to a newer process.*node\.id"):
+            members.join(describe(epoch=1), peer=b"q", now_s=6)
+        members.hear(N0, 2, peer=b"p", now_s=6)
+        members.join(describe(epoch=2), peer=b"p", now_s=6)
+    changes(members, 7)
+    members.join(describe(epoch=1), peer=b"q", now_s=7)
+    members.hear(N0, 1, peer=b"q", now_s=7)
+    with pytest.raises(Conflict):
+        members.join(describe(epoch=2), peer=b"p", now_s=8)
+    members.leave(N0, Epoch(1))
+    members.join(describe(epoch=2), peer=b"p", now_s=9)
 
 
 def test_dead_nodes_are_forgotten_in_time() -> None:

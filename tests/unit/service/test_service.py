@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from daemons.core.errors import ConfigError, Unavailable
+from daemons.core.errors import ConfigError, Conflict, Unavailable
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.base import Ok
 from daemons.protocol.node import Beat, HelloReply, Join, JoinReply, Leave, NodeDescription
@@ -75,8 +75,9 @@ def test_metrics_are_served_and_a_bad_address_is_said() -> None:
         MetricsServer(server.address, registry)
     server.close()
     server.close()
-    with pytest.raises(ConfigError, match="host:port"):
-        MetricsServer("nonsense", registry)
+    for wrong in ("nonsense", ":80", "127.0.0.1:99999"):
+        with pytest.raises(ConfigError, match="host:port"):
+            MetricsServer(wrong, registry)
     assert MetricsServer("", registry).address == ""
 
 
@@ -131,6 +132,23 @@ def describe() -> NodeDescription:
         pid=1,
         software="",
     )
+
+
+def test_a_taken_id_is_said_once(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    attempts: list[Call] = []
+
+    def refuse(call: Call) -> None:
+        attempts.append(call)
+        raise Conflict("node id 'n' belongs to a newer process")
+
+    server = Server(loop, "tcp://127.0.0.1:*", FakeMaster(loop).hello, refuse)
+    link = MasterLink(loop, server.endpoint, describe)
+    assert loop.run_until(lambda: len(attempts) >= 3, 5)
+    said = [record for record in caplog.records if "newer process" in record.getMessage()]
+    assert [record.levelname for record in said if record.levelno > logging.DEBUG] == ["ERROR"]
+    assert not link.is_joined
+    link.close()
+    server.close()
 
 
 def test_link_joins_beats_joins_again_and_leaves(loop: Loop) -> None:
