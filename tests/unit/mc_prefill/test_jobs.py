@@ -1,0 +1,211 @@
+"""Every prompt ends in one reply and gives its slot back, whoever lets go last. No model, no sockets."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from daemons.client.prefix_load import PrefixLoader
+from daemons.config.mc_prefill import PrefillSection
+from daemons.core.clock import ManualClock
+from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
+from daemons.core.ids import RequestId
+from daemons.engine.geometry import KvGeometry
+from daemons.engine.instance import Instance
+from daemons.engine.kv_arena import KvArena
+from daemons.mc_prefill.job import Computed, Job
+from daemons.mc_prefill.jobs import Effects, Jobs, Ways
+from daemons.protocol.prefix_hash import block_hashes
+from daemons.protocol.request import Prefill, PrefillReply, PrefillStarted, SamplingParams, Timing
+from daemons.rpc import Loop
+
+NAMESPACE = bytes(16)
+GEOMETRY = KvGeometry(num_layers=1, num_kv_heads=1, head_dim=4, dtype="float32", block_tokens=64)
+
+
+class Call:
+    """Keeps what was said; `is_peer_gone` makes the next word fail, as a send does."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+        self.error: McError | None = None
+        self.is_done = self.is_peer_gone = False
+        self.on_gone = lambda: None
+
+    def part(self, message: object) -> None:
+        if not self.is_done:
+            self._say(message)
+
+    def reply(self, message: object) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self._say(message)
+
+    def fail(self, error: McError) -> None:
+        if not self.is_done:
+            self.error = error
+        self.reply(error)
+
+    def _say(self, message: object) -> None:
+        if not self.is_peer_gone:
+            self.said.append(message)
+            return
+        self.is_done = True
+        gone, self.on_gone = self.on_gone, lambda: None
+        gone()
+
+
+class Publisher:
+    def __init__(self) -> None:
+        self.offers: list[tuple[list[object], object]] = []
+
+    def offer(self, target: object, blocks: list[object], on_done: object) -> None:
+        self.offers.append((blocks, on_done))
+
+
+class Bench:
+    """Jobs over an arena of two chunks; the test is the model."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.loop = Loop(self.clock)
+        self.computing: list[Job] = []
+        self.publisher = Publisher()
+        self.advanced: list[int] = []
+        self.arena = KvArena(GEOMETRY, 512)
+        generations = SimpleNamespace(
+            advance=self.advanced.append, guard=lambda index: f"guard of {index}"
+        )
+        model = SimpleNamespace(
+            name="m", namespace=NAMESPACE, max_context_tokens=512, vocab_size=100,
+            block_tokens=64, is_reuse_safe=True,
+        )  # fmt: skip
+        instance = Instance(None, None, None, generations, self.arena, None, None, model, None)
+        self.loader = PrefixLoader(self.loop, None, num_workers=1, timeout_s=1.0)
+        effects = Effects(self.computing.append, self._withdraw, lambda *_: None)
+        config = PrefillSection(max_queued=600, hold_s=5.0)
+        ways = Ways(self.publisher, self.loader)
+        self.jobs = Jobs(self.loop, config, instance, effects, ways)
+        self._num_requests = 0
+
+    def admit(self, num_tokens: int = 500, **more: object) -> Call:
+        self._num_requests += 1
+        tokens = [1] * num_tokens
+        fields = {
+            "request_id": RequestId(f"r{self._num_requests}"),
+            "model": "m",
+            "namespace": NAMESPACE,
+            "tokens": tokens,
+            "hashes": block_hashes(NAMESPACE, tokens, 64),
+            "sampling": SamplingParams(max_tokens=1),
+            "matched": [],
+            "put_target": None,
+            "cache": "use",
+            "tenant": "",
+        }
+        call = Call()
+        self.jobs.admit(call, Prefill(**(fields | more)))
+        return call
+
+    def finish(self) -> Job:
+        """The model is through with the prompt it has."""
+        job = self.computing.pop(0)
+        self.jobs.computed(job, Computed(job, 7, Timing(compute_s=0.1)))
+        return job
+
+    def _withdraw(self, job: Job) -> bool:
+        """The first is begun, the others wait."""
+        if job in self.computing[1:]:
+            self.computing.remove(job)
+            return True
+        return False
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.arena.check_invariants()
+    made.loader.close()
+    made.loop.close()
+
+
+def test_a_slot_is_held_until_the_decode_node_has_pulled(bench: Bench) -> None:
+    call = bench.admit()
+    job = bench.finish()
+    assert [type(said) for said in call.said] == [PrefillStarted, PrefillReply]
+    assert (bench.arena.num_live, bench.jobs.num_live) == (1, 1)
+    bench.jobs.pulled(job.request.request_id)
+    assert (bench.arena.num_live, bench.jobs.num_live) == (0, 0)
+    assert bench.advanced == [0]
+
+
+def test_kv_that_nobody_pulls_is_given_up_in_time(bench: Bench) -> None:
+    bench.admit()
+    bench.finish()
+    bench.clock.advance(6)
+    bench.loop.run_once(0)
+    assert bench.arena.num_live == 0
+    assert bench.advanced
+
+
+def test_a_put_in_flight_holds_the_slot(bench: Bench) -> None:
+    bench.admit(put_target=SimpleNamespace(node="n", control="c"))
+    job = bench.computing[0]
+    bench.jobs.chunk_done(job, 0, 256)
+    bench.finish()
+    bench.jobs.pulled(job.request.request_id)
+    assert bench.arena.num_live == 1
+    [(blocks, on_done)] = bench.publisher.offers
+    assert len(blocks) == 4
+    on_done(4)
+    assert bench.arena.num_live == 0
+
+
+def test_cancelled_while_it_waits_for_room_while_it_waits_for_the_model_and_while_it_is_computed(
+    bench: Bench,
+) -> None:
+    running, queued = bench.admit(250), bench.admit(250)
+    waiting = bench.admit(250)
+    for name in ("r3", "r2"):
+        bench.jobs.cancel(RequestId(name))
+    assert isinstance(waiting.error, Unavailable)
+    assert isinstance(queued.error, Unavailable)
+    assert (bench.arena.num_live, bench.jobs.num_live) == (1, 1)
+    bench.jobs.cancel(RequestId("r1"))
+    assert isinstance(running.error, Unavailable)
+    assert bench.arena.num_live == 1, "the model still writes there"
+    bench.finish()
+    assert (bench.arena.num_live, bench.jobs.num_live) == (0, 0)
+
+
+def test_those_that_wait_for_a_peer_that_is_gone_all_end(bench: Bench) -> None:
+    """More of them than Python nests calls: each that fails at once makes room for the next."""
+    first = bench.admit()
+    calls = [bench.admit() for _ in range(500)]
+    for call in (first, *calls):
+        call.is_peer_gone = True
+    bench.finish()
+    assert (bench.arena.num_live, bench.jobs.num_live) == (0, 0)
+    assert all(call.is_done for call in calls)
+
+
+def test_what_cannot_be_served_is_refused(bench: Bench) -> None:
+    for more in (
+        {"tokens": []},
+        {"tokens": [100] * 500},
+        {"tokens": [2] * 500},
+        {"hashes": block_hashes(b"other", [1] * 500, 64)},
+        {"matched": [SimpleNamespace(hash=b"x" * 16)]},
+    ):
+        with pytest.raises(Rejected):
+            bench.admit(**more)
+    with pytest.raises(Unavailable, match="plan again"):
+        bench.admit(namespace=b"other")
+    for _ in range(601):
+        bench.admit()
+    with pytest.raises(Exhausted):
+        bench.admit()
+    bench.jobs.is_draining = True
+    with pytest.raises(Unavailable, match="draining"):
+        bench.admit()
