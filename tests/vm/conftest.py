@@ -3,17 +3,21 @@
 With REQUIRE=rdma in the environment a test that cannot run fails instead of being skipped.
 """
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vm import peer as peer_process
+from vm.peer import SIZE_BYTES
 
 from daemons.core.ids import Epoch, HostId, new_epoch
 from daemons.protocol.segment import DataAddress, RegionRef
@@ -43,20 +47,55 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=why))
 
 
-@dataclass
+class Nursery:
+    """Starts peers without the seconds that a Python takes to import everything on an emulated CPU."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "peer.py"), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": str(HERE.parent.parent)},
+        )
+        theirs.close()
+
+    def start(self, secret: str = "") -> "Peer":
+        retries = {"timeout": PATIENT.timeout, "count": PATIENT.count}
+        arguments = {"devices": PEER_NAMES, "retries": retries, "secret": secret}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [json.dumps(arguments).encode()], [theirs.fileno()])
+        return Peer(ours)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait(30)
+
+
 class Peer:
     """The other process; `ask` has it do something."""
 
-    process: subprocess.Popen[str]
-    address: DataAddress
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lines = channel.makefile("rw")
+        self._lock = threading.Lock()
+        hello = self._answer()
+        self.pid = hello["pid"]
+        self.address = DataAddress(
+            host_id=HostId("other"),
+            unix_path="",
+            tcp="",
+            epoch=Epoch(hello["epoch"]),
+            rdma=hello["rdma"],
+        )
 
     def ask(self, *words: object) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
+        with self._lock:
+            self._lines.write(" ".join(map(str, words)) + "\n")
+            self._lines.flush()
+            return self._answer()
 
-    def region(self, region_id: int, size_bytes: int = peer_process.SIZE_BYTES) -> RegionRef:
+    def region(self, region_id: int, size_bytes: int = SIZE_BYTES) -> RegionRef:
         return RegionRef(address=self.address, region_id=region_id, size_bytes=size_bytes)
 
     @property
@@ -67,77 +106,69 @@ class Peer:
     def writable(self) -> RegionRef:
         return self.region(2)
 
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Returns when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(self.pid, signal.SIGKILL)
+                time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.kill()
+        self._lines.close()
+        self._channel.close()
+
     def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self._lines.readline()
         assert line, "the peer died"
         return json.loads(line)
 
-    @classmethod
-    def start(cls, devices: tuple[str, ...] = PEER_NAMES, secret: str = "") -> "Peer":
-        retries = {"timeout": PATIENT.timeout, "count": PATIENT.count}
-        arguments = {"devices": devices, "retries": retries, "secret": secret}
-        root = str(HERE.parent.parent)
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "peer.py"), json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": root},
-        )
-        started = cls(
-            process, DataAddress(host_id=HostId(""), unix_path="", tcp="", epoch=Epoch(1))
-        )
-        hello = started._answer()
-        started.address = DataAddress(
-            host_id=HostId("other"),
-            unix_path="",
-            tcp="",
-            epoch=Epoch(hello["epoch"]),
-            rdma=hello["rdma"],
-        )
-        return started
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
 
 @pytest.fixture(scope="session")
-def _can_run() -> None:
+def nursery() -> Iterator[Nursery]:
     why = _why_not()
     if why:
         pytest.fail(f"REQUIRE=rdma, but {why}")
+    started = Nursery()
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="module")
-def peer(_can_run: None) -> Iterator[Peer]:
-    started = Peer.start()
+def peer(nursery: Nursery) -> Iterator[Peer]:
+    started = nursery.start()
     yield started
     started.stop()
 
 
 @pytest.fixture
-def own_peer(_can_run: None) -> Iterator[Peer]:
+def own_peer(nursery: Nursery) -> Iterator[Peer]:
     """One that the test may harm."""
-    started = Peer.start()
+    started = nursery.start()
     yield started
     started.stop()
+
+
+def report(line: str) -> None:
+    """A measurement, for whoever reads the log; not a verdict."""
+    sys.__stderr__.write(f"\n    {line}\n")
 
 
 MakeTransport = Callable[..., RdmaTransport]
 
 
 @pytest.fixture
-def make_transport(_can_run: None) -> Iterator[MakeTransport]:
+def make_transport(nursery: Nursery) -> Iterator[MakeTransport]:
+    assert nursery
     yield from _make_transports()
 
 
 @pytest.fixture(scope="module")
-def make_module_transport(_can_run: None) -> Iterator[MakeTransport]:
+def make_module_transport(nursery: Nursery) -> Iterator[MakeTransport]:
+    assert nursery
     yield from _make_transports()
 
 

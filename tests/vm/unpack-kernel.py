@@ -1,4 +1,4 @@
-"""Unpack the ELF inside a bzImage to FILE.elf: booted through PVH it saves the seconds it takes to do so in the guest."""
+"""Unpack the ELF in a bzImage to FILE.elf: booted through PVH, it spares the guest the seconds that takes."""
 
 import lzma
 import sys

@@ -103,6 +103,7 @@ class Peer:
             if isinstance(reply, messages.Challenge):
                 reply = self._call(messages.Answer(mac=proof(secret or b"", reply.nonce)))
         except PeerLost as error:
+            self._sock.close()
             raise Unreachable(error.message) from error
         except BaseException:
             self._sock.close()
