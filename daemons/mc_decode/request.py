@@ -46,10 +46,6 @@ class Request:
     def num_prompt_tokens(self) -> int:
         return len(self.message.tokens)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.message.sampling.temperature == 0
-
     def is_filled(self) -> bool:
         """Every byte of the prompt's KV is in the slot."""
         return (

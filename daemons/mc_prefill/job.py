@@ -41,9 +41,7 @@ class Job:
     hold_timer: Timer | None = None
     is_ended: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
-    started_s: float = 0.0
     num_reused_tokens: int = 0
-    num_published_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -145,7 +145,6 @@ class Jobs:
         job.holders.add(holder)
 
         def on_done(num_stored: int) -> None:
-            job.num_published_blocks += num_stored
             self.metrics.published.inc(num_stored)
             self._let_go(job, holder)
 

@@ -78,7 +78,6 @@ class ModelThread:
 
     def _compute(self, job: Job) -> Computed:
         began_s = time.monotonic()
-        job.started_s = began_s
         wait_s = 0.0
         num_good = job.load.wait_opened() if job.load is not None else 0
         wait_s += time.monotonic() - began_s

@@ -131,6 +131,7 @@ class GenerateReply(Message, frozen=True, kw_only=True):
     num_reused_tokens: int
     num_generated_tokens: int
     num_published_blocks: int
+    """Blocks of the answer that were offered to the pool."""
     timing: Timing
     prefill_node: NodeId
     decode_node: NodeId
