@@ -57,6 +57,7 @@ class Channel:
         endpoint: str,
         on_notice: Callable[[Notice], object] | None = None,
         on_hello: Callable[[HelloReply], object] | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.loop = loop
         self.endpoint = endpoint
@@ -67,6 +68,7 @@ class Channel:
         self.last_used_s = loop.clock()
         self._on_notice = on_notice
         self._on_hello = on_hello
+        self._connect_timeout_s = connect_timeout_s
         self._ids = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._outbox: deque[list[bytes]] = deque()
@@ -144,7 +146,9 @@ class Channel:
         except zmq.ZMQError as error:
             self._lose_soon(f"cannot connect to {self.endpoint}: {zmq.strerror(error.errno or 0)}")
             return
-        self._connect_timer = self.loop.call_later(CONNECT_TIMEOUT_S, self._on_connect_timeout)
+        self._connect_timer = self.loop.call_later(
+            self._connect_timeout_s, self._on_connect_timeout
+        )
 
     def _send(self, request_id: int, message: Message, timeout_s: float) -> None:
         header = Header(

@@ -10,6 +10,9 @@ from daemons.protocol.messages import Part, Reply
 from daemons.rpc.client import Channel
 from daemons.rpc.loop import Loop
 
+_CONNECT_TIMEOUT_S = 2.0
+"""A tool has nowhere else to go: it gives a busy host more time than daemons give each other."""
+
 
 @dataclass(slots=True)
 class _Outcome:
@@ -23,7 +26,7 @@ class SyncClient:
     def __init__(self, endpoint: str, timeout_s: float = 5.0) -> None:
         self.timeout_s = timeout_s
         self.loop = Loop()
-        self.channel = Channel(self.loop, endpoint)
+        self.channel = Channel(self.loop, endpoint, connect_timeout_s=_CONNECT_TIMEOUT_S)
 
     def request(self, message: Message, timeout_s: float | None = None) -> Reply:
         """The reply; raises the family of McError the server answered with, or Unavailable."""
