@@ -58,6 +58,8 @@ def allocate_shared(
     """Allocate every page now. With `path` a file (replacing one left by a dead process), else a memfd."""
     if size_bytes <= 0:
         raise ConfigError(f"shared memory {name!r} needs a positive size, not {size_bytes}")
+    if path is None:
+        _check_room(name, size_bytes)
     fd = _create_file(path, size_bytes) if path else os.memfd_create(name, os.MFD_ALLOW_SEALING)
     try:
         _allocate_pages(fd, size_bytes, path or Path("memory"), progress)
@@ -69,6 +71,23 @@ def allocate_shared(
         if path:
             path.unlink(missing_ok=True)
         raise
+
+
+def _check_room(name: str, size_bytes: int) -> None:
+    """Taking page after page until none is left would end other processes, not this one's start."""
+    room = available_bytes()
+    if size_bytes > room:
+        raise ConfigError(
+            f"{name} needs {format_size(size_bytes)}, but this host has {format_size(room)} of memory left; "
+            "ask for less in the config, or free some"
+        )
+
+
+def available_bytes() -> int:
+    """What the kernel would give without ending a process: memory that is free or can be dropped, and swap."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    kib = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
+    return 1024 * (kib["MemAvailable"] + kib["SwapFree"])
 
 
 def _create_file(path: Path, size_bytes: int) -> int:

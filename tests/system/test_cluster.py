@@ -162,7 +162,7 @@ def test_record_from_before_a_reboot_is_no_cluster(
     assert not path.parent.exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_temporary_cluster_ends_with_its_command(
     signum: signal.Signals, model: Path, home: dict[str, str]
 ) -> None:
@@ -182,7 +182,12 @@ def test_temporary_cluster_ends_with_its_command(
         pids = [int(pid) for pid in command.stdout.readline().split()]
         assert len(pids) == 5
         command.send_signal(signum)
+        for _ in range(3):  # one who cannot wait leaves nothing behind either
+            time.sleep(0.1)
+            command.send_signal(signum)
         command.wait(timeout=30)
+    if signum != signal.SIGKILL:
+        assert not _left(home)
     deadline_s = time.monotonic() + 5
     while any(_exists(pid) for pid in pids) and time.monotonic() < deadline_s:
         time.sleep(0.05)

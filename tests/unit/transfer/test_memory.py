@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from daemons.core.errors import ConfigError, TransferError
-from daemons.transfer.memory import allocate_shared, host_id
+from daemons.transfer.memory import allocate_shared, available_bytes, host_id
 from daemons.transfer.regions import RegionTable
 
 
@@ -45,6 +45,18 @@ def test_a_full_filesystem_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="make the segment smaller or the tmpfs larger"):
         allocate_shared("test", 1 << 50, tmp_path / "segment")
     assert not (tmp_path / "segment").exists()
+
+
+def test_more_than_the_host_has_is_refused_before_a_page_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def untouched(*_: object) -> None:
+        raise AssertionError("a page was taken")
+
+    monkeypatch.setattr(os, "posix_fallocate", untouched)
+    with pytest.raises(ConfigError, match=r"kv needs .* but this host has .* left"):
+        allocate_shared("kv", 1 << 53)
+    assert 0 < available_bytes() < 1 << 50
 
 
 def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
