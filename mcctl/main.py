@@ -3,6 +3,7 @@
 import copy
 import importlib
 import os
+import re
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -35,7 +36,9 @@ COMMANDS: Final = {
     "quickstart": LazyCommand("quickstart", "Run real chat traffic, show what the cache did."),
     "cluster": LazyCommand("cluster", "Keep a cluster on this host: up, down, status."),
     "status": LazyCommand("status", "One look at the cluster: nodes, pool, requests."),
-    "topology": LazyCommand("topology", "Hosts, daemons, segments, devices and models as a tree."),
+    "topology": LazyCommand(
+        "topology", "The cluster as a tree; this host's NICs and GPUs: show, discover, check."
+    ),
     "node": LazyCommand("node", "The processes that joined the cluster."),
     "cache": LazyCommand("cache", "KV blocks in the pool: list, show, stat, locate, clear."),
     "request": LazyCommand(
@@ -61,6 +64,11 @@ class LazyGroup(typer.core.TyperGroup):
         return typer.core.TyperCommand(cmd_name, help=lazy.help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            for near in get_close_matches(args[0], COMMANDS, n=1):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
             command = self.load(name)
@@ -159,6 +167,10 @@ def _set_flag(settings: Settings, flag: str, value: Any) -> None:
         return
     if flag == "output" and value not in OUTPUTS:
         raise typer.BadParameter(f"--output {value}: write one of {', '.join(OUTPUTS)}")
+    if flag == "endpoint" and not re.fullmatch(r"tcp://.+:\d+|ipc://.+", value):
+        raise typer.BadParameter(
+            f"--endpoint {value}: write tcp://HOST:PORT, the master's node.listen"
+        )
     setattr(settings, _GLOBALS[flag], value)
 
 
@@ -183,6 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
         result = command.main(
             args=arguments, prog_name="mcctl", standalone_mode=False, obj=settings
         )
+        if result == exit_codes.INTERRUPTED:  # Ctrl-C, of which typer makes an exit code
+            complain("interrupted")
         return result if isinstance(result, int) else exit_codes.OK
     except McError as error:
         if settings.verbose:
@@ -211,7 +225,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _usage(error: Any) -> str:
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "mcctl"
-    return f"{error.format_message()} Try `{path} --help`."
+    problem = error.format_message().strip()
+    end = "" if problem.endswith((".", "?", "!")) else "."
+    return f"{problem}{end} Try `{path} --help`."
 
 
 def run() -> None:

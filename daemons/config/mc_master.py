@@ -29,6 +29,12 @@ class MembershipSection(Section, frozen=True, kw_only=True):
     suspect_beats: Count = 2
     dead_beats: Count = 6
 
+    def __post_init__(self) -> None:
+        if self.suspect_beats >= self.dead_beats:
+            raise ValueError(
+                f"suspect_beats ({self.suspect_beats}) must be below dead_beats ({self.dead_beats})"
+            )
+
 
 class PoolSection(Section, frozen=True, kw_only=True):
     """The block pool."""
@@ -37,6 +43,12 @@ class PoolSection(Section, frozen=True, kw_only=True):
     low_watermark: Fraction = 0.90
     lease_s: Seconds = 10.0
     """How long a match keeps blocks from eviction."""
+
+    def __post_init__(self) -> None:
+        if self.low_watermark >= self.high_watermark:
+            raise ValueError(
+                f"low_watermark ({self.low_watermark}) must be below high_watermark ({self.high_watermark})"
+            )
 
 
 class ConductorSection(Section, frozen=True, kw_only=True):

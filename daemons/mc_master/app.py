@@ -8,7 +8,6 @@ from daemons.conductor.membership import Member, Membership
 from daemons.conductor.request_log import RequestLog
 from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
-from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
 from daemons.mc_master.handlers import Handlers
 from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
@@ -33,7 +32,6 @@ class MasterApp:
     """Listens when built. `run` raises SystemExit when this master had to step down."""
 
     def __init__(self, config: MasterConfig) -> None:
-        _check(config)
         self.loop = Loop()
         self._stepped_down = False
         self._state_dir = state_directory(config.node.state_dir, config.node.id)
@@ -88,11 +86,6 @@ class MasterApp:
 
     def reload(self, fresh: MasterConfig) -> None:
         """Takes over [conductor] and the watermarks; everything else needs a restart."""
-        try:
-            _check(fresh)
-        except ConfigError as error:
-            log.error("reload refused why=%s", error.message)  # noqa: TRY400 - an operator's slip
-            return
         state = self.state
         state.config = fresh
         state.tuning = tuning_of(fresh)
@@ -170,13 +163,3 @@ class MasterApp:
             software=software_version(),
             metrics=self._metrics_server.address,
         )
-
-
-def _check(config: MasterConfig) -> None:
-    pool = config.pool
-    if pool.low_watermark >= pool.high_watermark:
-        raise ConfigError(
-            f"`pool.low_watermark` ({pool.low_watermark}) must be below `pool.high_watermark` ({pool.high_watermark})"
-        )
-    if config.membership.suspect_beats >= config.membership.dead_beats:
-        raise ConfigError("`membership.suspect_beats` must be below `membership.dead_beats`")

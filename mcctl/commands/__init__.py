@@ -2,6 +2,9 @@
 
 import typer
 
+from daemons.core.errors import ConfigError
+from daemons.core.units import parse_size
+
 
 def new_app(help_text: str | None = None) -> typer.Typer:
     """A noun's app: plain help (the root adds the global options and the line about the noun)."""
@@ -13,3 +16,19 @@ def new_app(help_text: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def check_dtype(value: str) -> str:
+    """Callback of --dtype."""
+    if value not in ("bfloat16", "float32"):
+        raise typer.BadParameter(f"{value}: write bfloat16 or float32")
+    return value
+
+
+def check_size(value: str) -> str:
+    """Callback of a flag that takes a size."""
+    try:
+        parse_size(value)
+    except ConfigError as error:
+        raise typer.BadParameter(error.message) from None
+    return value

@@ -73,14 +73,14 @@ def list_blocks(
         blocks = list(client.blocks(chosen, limit))
     columns = [
         Column("hash", lambda b: b.meta.hash.hex()),
-        Column("model", lambda b: b.meta.model),
-        Column("tenant", lambda b: b.meta.tenant or "-"),
+        Column("model", lambda b: b.meta.model, extra=5),
+        Column("tenant", lambda b: b.meta.tenant or "-", extra=6),
         Column("depth", lambda b: str(b.meta.depth), is_number=True),
-        Column("tokens", lambda b: str(b.meta.num_tokens), is_number=True),
+        Column("tokens", lambda b: str(b.meta.num_tokens), is_number=True, extra=4),
         Column("size", lambda b: format_size(b.length), is_number=True),
-        Column("age", lambda b: format_duration(b.age_s), is_number=True),
+        Column("age", lambda b: format_duration(b.age_s), is_number=True, extra=2),
         Column("idle", lambda b: format_duration(b.idle_s), is_number=True),
-        Column("leased", lambda b: "yes" if b.is_leased else "no"),
+        Column("leased", lambda b: "yes" if b.is_leased else "no", extra=3),
         Column("nodes", lambda b: ", ".join(b.nodes)),
     ]
     render.emit(settings.output, {"blocks": blocks}, columns, blocks)
@@ -187,7 +187,7 @@ def locate(
         Column("tokens", lambda b: f"{b.start}-{b.end - 1}", is_number=True),
         Column("hash", lambda b: short(b.hash)),
         Column("nodes", _nodes_text),
-        Column("begins", lambda b: repr(b.text)),
+        Column("begins", lambda b: repr(b.text), is_prose=True),
     ]
     render.emit(settings.output, found, columns, found.blocks)
     if settings.output == "table":

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from daemons.core.errors import Conflict, Unavailable
-from daemons.core.units import format_size, parse_size
+from daemons.core.units import format_size
 from mcctl import exit_codes, model_store, paths, render
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import (
@@ -20,7 +20,7 @@ from mcctl.cluster_record import (
     read_record,
     sweep,
 )
-from mcctl.commands import new_app
+from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.http_status import get_status
 from mcctl.local_cluster import LocalCluster
 from mcctl.process_memory import resident_bytes
@@ -66,9 +66,15 @@ def up(
     prefill: Annotated[int, typer.Option(min=1, max=64, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=1, max=64, help="Decode instances.")] = 1,
     cachenodes: Annotated[int, typer.Option(min=1, max=64, help="Cache nodes.")] = 1,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-    kv_memory: Annotated[str, typer.Option(help="KV arena of each instance.")] = "1GiB",
-    segment: Annotated[str, typer.Option(help="Pool memory of each cache node.")] = "1GiB",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16 or float32.", callback=check_dtype)
+    ] = "bfloat16",
+    kv_memory: Annotated[
+        str, typer.Option(help="KV arena of each instance.", callback=check_size)
+    ] = "1GiB",
+    segment: Annotated[
+        str, typer.Option(help="Pool memory of each cache node.", callback=check_size)
+    ] = "1GiB",
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The gateway's; a free one otherwise.")
     ] = None,
@@ -78,8 +84,6 @@ def up(
     \b
     Example: mcctl cluster up --prefill 2 --decode 2 --port 8000
     """
-    for size in (kv_memory, segment):
-        parse_size(size)
     options = ClusterOptions(
         model=model_store.find_model(model),
         num_prefill=prefill,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemons.client.cluster import Event, watch_events
+from daemons.client.cluster import ClusterClient, Event, watch_events
 from daemons.core.ids import short
 from daemons.protocol.block import BlockRemoved, BlockStored
 from daemons.protocol.node import NodeJoined, NodeLeft
@@ -49,6 +49,9 @@ def events(
     if unknown:
         raise typer.BadParameter(f"--topic {unknown.pop()}: write one of {', '.join(TOPICS)}")
     topics = tuple(TOPICS[name] for name in topic or ())
+    if source is None:  # a subscription is silent where nobody publishes
+        with ClusterClient(settings.master, settings.wait_s) as client:
+            client.nodes()
     ends_s = None if seconds is None else time.monotonic() + seconds
     last = 0
     for item in watch_events(source or settings.events, topics, _POLL_S):

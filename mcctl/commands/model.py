@@ -8,7 +8,7 @@ import typer
 from daemons.core.errors import Conflict, NotFound
 from daemons.core.units import format_size
 from mcctl import model_store, paths, render
-from mcctl.commands import new_app
+from mcctl.commands import check_dtype, new_app
 from mcctl.render import Column
 from mcctl.settings import settings_of
 
@@ -45,7 +45,7 @@ def list_models(context: typer.Context) -> None:
     models = model_store.local_models()
     columns = [
         Column("name", lambda m: m.name),
-        Column("architecture", lambda m: m.architecture),
+        Column("architecture", lambda m: m.architecture, extra=1),
         Column("context", lambda m: str(m.max_context_tokens or "?"), is_number=True),
         Column("size", lambda m: format_size(m.size_bytes), is_number=True),
         Column("path", lambda m: m.path),
@@ -60,15 +60,15 @@ def convert(
     directory: Annotated[
         Path | None, typer.Argument(help="Where to; by default beside the fetched models.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16 or float32.", callback=check_dtype)
+    ] = "bfloat16",
 ) -> None:
     """Turn a GGUF file into a directory that instances can serve.
 
     \b
     Example: mcctl model convert Qwen3-0.6B.Q8_0.gguf /srv/models/Qwen3-0.6B
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"--dtype {dtype}: write bfloat16 or float32")
     if not gguf.is_file():
         raise NotFound(f"no file {gguf}")
     target = (directory or paths.models_dir() / gguf.name.split(".")[0]).absolute()

@@ -11,7 +11,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_duration, format_size
 from mcctl import exit_codes, model_store, render
 from mcctl.cluster_plan import ClusterOptions, shared_bytes
-from mcctl.commands import new_app
+from mcctl.commands import check_dtype, new_app
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
 from mcctl.process_memory import private_bytes
@@ -52,7 +52,9 @@ def quickstart(
     prefill: Annotated[int, typer.Option(min=1, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
     cachenodes: Annotated[int, typer.Option(min=1, help="Cache nodes.")] = 1,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16 or float32.", callback=check_dtype)
+    ] = "bfloat16",
 ) -> int:
     """Fetch the small model, start a cluster, ask it things, compare with the cache switched off.
 
@@ -121,15 +123,18 @@ def _result(cluster: LocalCluster, rows: list[Row], dtype: str, start_s: float) 
 
 
 COLUMNS = [
-    Column("request", lambda row: f"{row.scenario}: {_short(row.question)}"),
+    Column("request", lambda row: f"{row.scenario}: {_short(row.question)}", is_prose=True),
     Column("prompt", lambda row: f"{row.prompt_tokens}", is_number=True),
     Column("reused", lambda row: f"{row.reused_tokens}", is_number=True),
     Column("TTFT", lambda row: format_duration(row.ttft_s), is_number=True),
     Column("no cache", lambda row: format_duration(row.ttft_bypass_s), is_number=True),
     Column(
-        "TBT", lambda row: "-" if row.tbt_s is None else format_duration(row.tbt_s), is_number=True
+        "TBT",
+        lambda row: "-" if row.tbt_s is None else format_duration(row.tbt_s),
+        is_number=True,
+        extra=1,
     ),
-    Column("ran on", lambda row: f"{row.prefill} > {row.decode}"),
+    Column("ran on", lambda row: f"{row.prefill} > {row.decode}", extra=2),
     Column("same answer", lambda row: "yes" if row.is_equal else "NO"),
 ]
 

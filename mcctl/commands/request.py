@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.errors import NotFound
+from daemons.core.errors import NotFound, Unavailable
 from daemons.core.units import format_duration, format_size
 from mcctl import render
 from mcctl.commands import new_app
@@ -60,6 +60,8 @@ def send(
     Example: mcctl request send --file question.txt --system "Be brief." --temperature 0.7 --seed 1
     """
     settings = settings_of(context)
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"--url {url}: write http://HOST:PORT")
     text = read_text(prompt, file)
     body: Body = {"max_tokens": max_tokens, "temperature": temperature}
     if seed is not None:
@@ -99,25 +101,26 @@ def list_requests(
         requests = client.requests(limit)
     columns = [
         Column("request", lambda r: r.request_id),
-        Column("model", lambda r: r.model),
+        Column("model", lambda r: r.model, extra=4),
         Column("state", lambda r: r.state + (f": {r.why}" if r.why else "")),
-        Column("age", lambda r: format_duration(r.age_s), is_number=True),
+        Column("age", lambda r: format_duration(r.age_s), is_number=True, extra=2),
         Column("prompt", lambda r: str(r.num_prompt_tokens), is_number=True),
         Column("matched", lambda r: str(r.num_matched_tokens), is_number=True),
-        Column("answer", lambda r: str(r.num_generated_tokens), is_number=True),
+        Column("answer", lambda r: str(r.num_generated_tokens), is_number=True, extra=3),
         Column("TTFT", lambda r: _seconds(r.actual_ttft_s), is_number=True),
         Column("predicted", lambda r: _seconds(r.predicted_ttft_s), is_number=True),
         Column("ran on", lambda r: f"{r.prefill} > {r.decode}"),
-        Column("policy", lambda r: r.policy),
+        Column("policy", lambda r: r.policy, extra=5),
     ]
     render.emit(settings.output, {"requests": requests}, columns, requests)
 
 
 def _only_model(client: OpenAiClient) -> str:
     models = client.models()
-    if len(models) != 1:
-        served = ", ".join(models) or "none"
-        raise NotFound(f"choose a model with --model; served now: {served}")
+    if not models:
+        raise Unavailable("no model is served yet; `mcctl node list` shows who has joined")
+    if len(models) > 1:
+        raise NotFound(f"choose a model with --model; served now: {', '.join(models)}")
     return models[0]
 
 

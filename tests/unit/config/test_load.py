@@ -33,7 +33,7 @@ def test_defaults_need_no_file() -> None:
 
 
 def test_file_and_overrides_are_laid_over_the_defaults(tmp_path: Path) -> None:
-    path = write(tmp_path, '[node]\nid = "m1"\n[pool]\nhigh_watermark = 0.8\n')
+    path = write(tmp_path, '[node]\nid = "m1"\n[pool]\nhigh_watermark = 0.8\nlow_watermark = 0.5\n')
     config = load_config(
         path, MasterConfig, ["pool.high_watermark=0.9", "node.metrics=", "conductor.policy=random"]
     )
@@ -62,6 +62,8 @@ def test_unknown_section_names_the_known_ones(tmp_path: Path) -> None:
         ('[pool]\nlease_s = "x"\n', "pool.lease_s"),
         ('[conductor]\npolicy = "fastest"\n', "conductor.policy"),
         ("[membership]\nbeat_interval_s = 0\n", "membership.beat_interval_s"),
+        ("[pool]\nlow_watermark = 0.99\n", "`pool`: low_watermark (0.99) must be below"),
+        ("[membership]\nsuspect_beats = 6\n", "`membership`: suspect_beats (6) must be below"),
         ("pool = 3\n", "pool"),
         ("[pool\n", "not valid TOML"),
     ],

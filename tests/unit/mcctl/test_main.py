@@ -81,6 +81,11 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["cache", "show", "not-hex"],
         ["cache", "locate"],
         ["events", "--topic", "weather"],
+        ["status", "--endpoint", "host:7700"],
+        ["request", "send", "--prompt", "x", "--url", "host:8000"],
+        ["cluster", "up", "--kv-memory", "12XB"],
+        ["cluster", "up", "--dtype", "int8"],
+        ["quickstart", "--dtype", "int8"],
     ],
 )
 def test_usage_is_one_line_and_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +101,7 @@ def test_usage_is_one_line_and_2(arguments: list[str], capsys: pytest.CaptureFix
         ["--endpoint", SILENT, "--timeout", "0.2", "node", "list"],
         ["node", "list", "--endpoint", SILENT, "--timeout", "0.2"],
         ["status", "--endpoint", SILENT, "--timeout", "0.2"],
+        ["events", "--endpoint", SILENT, "--timeout", "0.2", "--for", "1"],
         ["request", "send", "--prompt", "x", "--url", "http://127.0.0.1:1"],
         ["cluster", "status"],
     ],
@@ -107,6 +113,22 @@ def test_nobody_there_is_one_line_and_7(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
+
+
+def test_typo_in_a_noun_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statsu"]) == exit_codes.USAGE
+    assert "Did you mean 'status'? Try `mcctl --help`." in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line_and_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mcctl.model_store.local_models", interrupted)
+    assert main(["model", "list"]) == exit_codes.INTERRUPTED
+    assert capsys.readouterr().err == "mcctl: interrupted\n"
 
 
 def test_clear_refuses_when_nobody_can_be_asked(

@@ -99,3 +99,9 @@ def test_failed_download_says_what_pip_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unknown_name_lists_the_catalogue() -> None:
     with pytest.raises(NotFound, match="smollm2"):
         model_store.fetch("gpt", lambda _: None)
+
+
+def test_without_torch_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_store, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"needs torch, safetensors, gguf: pip install"):
+        model_store.fetch("tiny", print)

@@ -42,6 +42,32 @@ def test_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None
     assert "name" in out
 
 
+def test_narrow_terminal_goes_without_the_extra_columns_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = [
+        Column("name", lambda t: t.name),
+        Column("kept", lambda _: "k" * 30, extra=1),
+        Column("first", lambda _: "f" * 30, extra=2),
+        Column("text", lambda _: "word " * 20, is_prose=True),
+    ]
+    from rich.console import Console
+
+    for width, hidden in (
+        (200, ""),
+        (80, "(no room for first)"),
+        (50, "(no room for first, kept)"),
+    ):
+        monkeypatch.setattr(
+            render, "console", lambda width=width, **_: Console(width=width, highlight=False)
+        )
+        render.show_table("", columns, THINGS)
+        lines = capsys.readouterr().out.rstrip().splitlines()
+        assert all(len(line) <= width for line in lines)
+        assert (lines[-1] if hidden else "") == hidden
+        assert len([line for line in lines if "word" in line]) == len(THINGS)
+
+
 def test_tree_shows_every_branch(capsys: pytest.CaptureFixture[str]) -> None:
     root = Branch("root")
     root.add("host", "id 1").add("daemon", "pid [2]")
