@@ -108,7 +108,7 @@ def list_requests(
         Column("matched", lambda r: str(r.num_matched_tokens), is_number=True),
         Column("answer", lambda r: str(r.num_generated_tokens), is_number=True, extra=3),
         Column("TTFT", lambda r: _seconds(r.actual_ttft_s), is_number=True),
-        Column("predicted", lambda r: _seconds(r.predicted_ttft_s), is_number=True),
+        Column("predicted", lambda r: _seconds(r.predicted_ttft_s), is_number=True, extra=1),
         Column("ran on", lambda r: f"{r.prefill} > {r.decode}"),
         Column("policy", lambda r: r.policy, extra=5),
     ]
