@@ -98,7 +98,7 @@ class DecodeStep:
         for span in spans:
             num_keys = form.num_keys(span.position)
             self._views.append(span.slot.attention_views(num_keys, is_fused=form.is_fused))
-            mask = shared.masks.row(span.position, num_keys)
+            mask = shared.masks.rows(span.position + 1, 1, num_keys)
             self._masks.append(mask.expand(form.num_rows, -1))
         self._targets = torch.tensor(
             [
@@ -152,9 +152,9 @@ class RowProbe:
         q, k, v = cancelling_probe(head_dim, num_keys, like, num_kv_heads, group)
         k, v = (functional.pad(x, (0, 0, 0, chunk_end - num_keys), value=1) for x in (k, v))
         self._masks = Masks(chunk_end, like)
-        mask = self._masks.chunk(chunk_end - CHUNK_TOKENS, CHUNK_TOKENS, chunk_end)
+        mask = self._masks.rows(chunk_end, CHUNK_TOKENS, chunk_end)
         whole = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        row = self._position % CHUNK_TOKENS
+        row = chunk_end - num_keys  # a chunk's rows run last position first
         shape = (1, num_kv_heads, group, head_dim)
         self._query, self._expected = q[:, :, row].reshape(shape), whole[:, :, row].reshape(shape)
         # [token, kv_head, head_dim], as they lie in a slot.
@@ -168,6 +168,6 @@ class RowProbe:
             x[:num_keys].flatten(1)[None] if form.is_fused else x[:num_keys].transpose(0, 1)
             for x in (self._k, self._v)
         )
-        mask = self._masks.row(self._position, num_keys).expand(form.num_rows, -1)
+        mask = self._masks.rows(self._position + 1, 1, num_keys).expand(form.num_rows, -1)
         out = form.by_head(form.attend(calls, keys[None], values[None], mask))
         return torch.equal(out, self._expected)

@@ -185,22 +185,25 @@ class Prefill:
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
-        """Compute up to the next chunk boundary; logits [vocab] after the last. Cost: one chunk."""
+        """Compute up to the next chunk boundary; logits [vocab] after the last. Cost: one chunk.
+
+        Rows run last position first, as attention wants them.
+        """
         runner, start = self._runner, self.position
         runner.enter()
         end = min(round_up(start + 1), len(self._tokens))
         rows = end - start
         finish_chunk(self._slot, end)
         tokens = torch.zeros(bucket(rows), dtype=torch.int64)
-        tokens[:rows] = self._tokens[start:end]
-        positions = torch.arange(start, start + len(tokens)).clamp_(max=end - 1)
+        tokens[:rows] = self._tokens[start:end].flip(0)
+        positions = torch.arange(end - 1, end - 1 - len(tokens), -1).clamp_(min=start)
         hidden = runner.model.forward(
             tokens.to(runner.device), positions.to(runner.device), self._attend
         )
         self.position = end
         if end < len(self._tokens):
             return None
-        last = hidden[rows - 1 : rows].expand(LOGIT_ROWS, -1).contiguous()
+        last = hidden[:1].expand(LOGIT_ROWS, -1).contiguous()
         return runner.model.logits(last)[0]
 
     def _attend(
@@ -212,10 +215,10 @@ class Prefill:
             self._hooks.before_layer(layer)
         start = self.position
         end = min(round_up(start + 1), len(self._tokens))
-        self._slot.keys[layer][start:end] = k[: end - start]
-        self._slot.values[layer][start:end] = v[: end - start]
+        self._slot.keys[layer][start:end] = k[: end - start].flip(0)
+        self._slot.values[layer][start:end] = v[: end - start].flip(0)
         self._hooks.after_layer(layer, start, end)
-        return self._runner.attention.chunk(q, self._slot, layer, start)
+        return self._runner.attention.chunk(q, self._slot, layer, end)
 
 
 def finish_chunk(slot: KvSlot, end: int) -> None:

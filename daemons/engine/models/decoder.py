@@ -85,7 +85,7 @@ class Decoder:
 
     def _mlp(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-        return layer.down(functional.silu(gate).mul_(up)).contiguous()
+        return layer.down(functional.silu(gate, inplace=True).mul_(up)).contiguous()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
