@@ -46,14 +46,11 @@ def measured(load: InstanceLoad | None) -> CostModel:
     if load is None:
         return default
     prefill = default
-    if _is_measured(load.prefill_token_s):
-        prefill = CostModel(
-            fixed_s=load.prefill_fixed_s if _is_measured(load.prefill_fixed_s) else 0.0,
-            token_s=load.prefill_token_s,
-            token_context_s=load.prefill_token_context_s
-            if _is_measured(load.prefill_token_context_s)
-            else 0.0,
-        )
+    terms = (load.prefill_fixed_s, load.prefill_token_s, load.prefill_token_context_s)
+    if any(_is_measured(term) for term in terms):
+        # A fit may have found a term to be nothing: that is a measurement too.
+        fixed_s, token_s, token_context_s = (t if _is_measured(t) else 0.0 for t in terms)
+        prefill = CostModel(fixed_s=fixed_s, token_s=token_s, token_context_s=token_context_s)
     return replace(
         prefill,
         step_s=load.decode_step_s if _is_measured(load.decode_step_s) else default.step_s,
