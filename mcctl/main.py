@@ -1,6 +1,7 @@
 """The mcctl command: global flags, nouns loaded only when used, and the boundary where errors become exit codes."""
 
 import copy
+import errno
 import importlib
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 import typer.core
 
-from daemons.core.errors import McError
+from daemons.core.errors import Exhausted, McError
 from mcctl import exit_codes
 from mcctl.render import complain, note
 from mcctl.settings import Output, Settings
@@ -187,6 +188,9 @@ def _as_shared(param: Any) -> Any:
     return shared
 
 
+_CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line; the exit code. Raises nothing but what argument parsing prints by itself."""
     command: Any = typer.main.get_command(app)
@@ -211,16 +215,24 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
     except Exception as error:
-        if hasattr(error, "format_message"):  # argument parsing
-            if type(error).__name__ == "NoArgsIsHelpError":
-                note(str(error))  # the help itself
-            else:
-                complain(_usage(error))
-            return exit_codes.USAGE
-        if settings.verbose:
+        if settings.verbose and not hasattr(error, "format_message"):
             raise
-        complain(f"this is a bug: {type(error).__name__}: {error}; --verbose shows where")
-        return exit_codes.BUG
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> int:
+    """What no command expects: wrong arguments, a full disk, a bug."""
+    if hasattr(error, "format_message"):  # argument parsing
+        if type(error).__name__ == "NoArgsIsHelpError":
+            note(str(error))  # the help itself
+        else:
+            complain(_usage(error))
+        return exit_codes.USAGE
+    if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+        complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
+        return exit_codes.exit_code(Exhausted(""))
+    complain(f"this is a bug: {type(error).__name__}: {error}; --verbose shows where")
+    return exit_codes.BUG
 
 
 def _usage(error: Any) -> str:
@@ -232,4 +244,6 @@ def _usage(error: Any) -> str:
 
 def run() -> None:
     """Entry point."""
+    if sys.stdout is None:  # started with it closed: whatever is written goes nowhere
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
     sys.exit(main())

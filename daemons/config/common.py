@@ -11,6 +11,8 @@ from daemons.core.units import parse_size
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Of a node: part of file names, addresses and log lines."""
 Size = str | int
 """Bytes: a number, or text such as "512MiB"."""
 

@@ -7,6 +7,7 @@ from daemons.config.common import (
     Count,
     LogSection,
     MasterLinkSection,
+    Name,
     Seconds,
     Size,
     TransferSection,
@@ -16,7 +17,7 @@ from daemons.config.common import (
 class NodeSection(Section, frozen=True, kw_only=True):
     """Who this node is and where it listens."""
 
-    id: str = "cachenode"
+    id: Name = "cachenode"
     listen: str = "tcp://127.0.0.1:7710"
     metrics: str = "127.0.0.1:9710"
 

@@ -3,13 +3,13 @@
 import msgspec
 
 from daemons.config.base import Section
-from daemons.config.common import Count, LogSection, MasterLinkSection, Seconds, Size
+from daemons.config.common import Count, LogSection, MasterLinkSection, Name, Seconds, Size
 
 
 class NodeSection(Section, frozen=True, kw_only=True):
     """Who this gateway is; it joins the master like every node, but offers nothing."""
 
-    id: str = "gateway"
+    id: Name = "gateway"
 
 
 class HttpSection(Section, frozen=True, kw_only=True):

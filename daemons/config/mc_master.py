@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from daemons.config.base import Section
-from daemons.config.common import Count, Fraction, LogSection, Seconds
+from daemons.config.common import Count, Fraction, LogSection, Name, Seconds
 
 Policy = Literal["random", "least-loaded", "cache-aware", "kvcache-centric", "time"]
 
@@ -13,7 +13,7 @@ Policy = Literal["random", "least-loaded", "cache-aware", "kvcache-centric", "ti
 class NodeSection(Section, frozen=True, kw_only=True):
     """Who this master is and where it listens."""
 
-    id: str = "master"
+    id: Name = "master"
     listen: str = "tcp://127.0.0.1:7700"
     events: str = "tcp://127.0.0.1:7701"
     metrics: str = "127.0.0.1:9700"

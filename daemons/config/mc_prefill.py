@@ -9,6 +9,7 @@ from daemons.config.common import (
     LogSection,
     MasterLinkSection,
     ModelSection,
+    Name,
     Seconds,
     TransferSection,
 )
@@ -17,7 +18,7 @@ from daemons.config.common import (
 class NodeSection(Section, frozen=True, kw_only=True):
     """Who this instance is and where it listens."""
 
-    id: str = "prefill"
+    id: Name = "prefill"
     listen: str = "tcp://127.0.0.1:7720"
     metrics: str = "127.0.0.1:9720"
 

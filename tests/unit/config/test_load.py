@@ -103,3 +103,10 @@ def test_sizes_name_their_key() -> None:
     for bad in ("many", 0, -5):
         with pytest.raises(ConfigError, match=r"segment\.size"):
             size_bytes(bad, "segment.size")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "a\\nb", "-x", "x" * 129])
+def test_a_node_id_fits_file_names_and_log_lines(tmp_path: Path, name: str) -> None:
+    """The master refuses an empty one, and a cache node names its segment's file by it."""
+    assert "`node.id`" in message(write(tmp_path, f'[node]\nid = "{name}"\n'))
+    assert load_config(write(tmp_path, '[node]\nid = "host-1.rack_2"\n'), MasterConfig)

@@ -1,6 +1,8 @@
 """The boundary: flags before and after the verb, one line per error, exit codes by family."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,19 @@ def test_unavailable_is_not_shadowed_by_a_bug(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("mcctl.model_store.local_models", away)
     assert main(["model", "list"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("stdout", "status", "said"),
+    [
+        (">/dev/full", 6, "mcctl: cannot write the output: No space left on device\n"),
+        (">&-", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_output_that_cannot_be_written_is_one_line(
+    stdout: str, status: int, said: str, form: str
+) -> None:
+    command = f"{sys.executable} -m mcctl model list --output {form} {stdout}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, said)
