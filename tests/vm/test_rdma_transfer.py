@@ -153,6 +153,14 @@ def test_both_devices_carry_a_long_read(transport: RdmaTransport, peer: Peer) ->
     assert min(carried) > 200, f"packets over each cable: {carried}"
 
 
+def test_no_transfer_above_was_saved_by_a_second_try(transport: RdmaTransport, peer: Peer) -> None:
+    batch = ReadBatch(peer.source, [Read.into(contiguous(0, 1), np.zeros(1, np.uint8))])
+    paths = transport._peer(batch).paths
+    assert len(paths) == 2
+    assert [path.why for path in paths] == ["", ""]
+    assert peer.ask("served") == transport.num_endpoints
+
+
 def test_wrong_epoch_range_region_and_generation_are_refused(
     transport: RdmaTransport, peer: Peer
 ) -> None:

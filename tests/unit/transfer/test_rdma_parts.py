@@ -154,7 +154,7 @@ class TestMessages:
             queue_pair=QueuePairAddress(number=17, sequence=3),
             num_reads=16,
         ),
-        messages.Disconnect(number=17),
+        messages.Disconnect(device_index=1, number=17),
         messages.OpenRegion(region_id=4),
         messages.Notify(region_id=4, message=b"done"),
     )

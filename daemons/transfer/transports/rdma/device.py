@@ -1,6 +1,7 @@
 """RDMA devices of this host that can be used: an open context, a protection domain, an active port with a GID."""
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +50,8 @@ def why_unavailable() -> str | None:
     return None
 
 
-def open_devices() -> list[Device]:
-    """All usable ports, by name; raises RdmaUnavailable with the reason of each port left out."""
+def open_devices(only: Collection[str] | None = None) -> list[Device]:
+    """Usable ports, by name, of `only` these devices; raises RdmaUnavailable with the reason of each port left out."""
     verbs = load()
     try:
         names = sorted(device.name.decode() for device in verbs.get_device_list())
@@ -58,7 +59,7 @@ def open_devices() -> list[Device]:
         names = []  # libibverbs without the kernel's uverbs: the same as no device
     devices: list[Device] = []
     reasons: list[str] = []
-    for name in names:
+    for name in names if only is None else sorted(set(names) & set(only)):
         for found in _open_ports(name):
             if isinstance(found, Device):
                 devices.append(found)

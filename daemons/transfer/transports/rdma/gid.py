@@ -8,6 +8,7 @@ from typing import NamedTuple
 SYSFS = Path("/sys/class/infiniband")
 _EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 _ROCE_V2 = "RoCE v2"
+_LONGEST_GAP = 16
 
 
 class Gid(NamedTuple):
@@ -18,17 +19,24 @@ class Gid(NamedTuple):
 
 
 def read_gids(device: str, port: int, root: Path = SYSFS) -> list[Gid]:
-    """The table as sysfs shows it; entries that cannot be read (EINVAL: never set) are left out."""
+    """The set entries of the table as sysfs shows it: up to 1024 in number, filled from the front, with gaps."""
     folder = root / device / "ports" / str(port)
-    found = []
-    for path in (folder / "gids").iterdir() if (folder / "gids").is_dir() else ():
+    found: list[Gid] = []
+    number = num_empty = 0
+    while num_empty < _LONGEST_GAP:
         try:
-            value = path.read_text().strip()
-            kind = (folder / "gid_attrs" / "types" / path.name).read_text().strip()
-        except OSError:
-            continue
-        found.append(Gid(int(path.name), value, kind))
-    return sorted(found)
+            value = (folder / "gids" / str(number)).read_text().strip()
+            kind = ""
+            if value != _EMPTY:
+                kind = (folder / "gid_attrs" / "types" / str(number)).read_text().strip()
+        except OSError:  # the end of the table, or EINVAL: never set
+            num_empty += 1
+        else:
+            num_empty = 0 if kind else num_empty + 1
+            if kind:
+                found.append(Gid(number, value, kind))
+        number += 1
+    return found
 
 
 def choose_gid(gids: Iterable[Gid], *, is_ethernet: bool) -> Gid | None:

@@ -64,7 +64,8 @@ class _Caller:
     """The caller's own, once it has said hello."""
     nonce: bytes = b""
     is_admitted: bool = False
-    queue_pairs: dict[int, QueuePair] = field(default_factory=dict)
+    queue_pairs: dict[tuple[int, int], QueuePair] = field(default_factory=dict)
+    """By device index and number: devices count each for itself."""
     opened: set[int] = field(default_factory=set)
 
 
@@ -207,7 +208,8 @@ class ControlListener:
             case Connect():
                 return self._connect(caller, request)
             case Disconnect():
-                queue_pair = caller.queue_pairs.pop(request.number, None)
+                name = (request.device_index, request.number)
+                queue_pair = caller.queue_pairs.pop(name, None)
                 if queue_pair is not None:
                     queue_pair.close()
                 return Done()
@@ -269,7 +271,7 @@ class ControlListener:
         except verbs.PyverbsError as error:
             queue_pair.close()
             return Refused(message=f"{device.name} cannot reach {request.device.gid}: {error}")
-        caller.queue_pairs[queue_pair.address.number] = queue_pair
+        caller.queue_pairs[request.device_index, queue_pair.address.number] = queue_pair
         return messages.ConnectReply(queue_pair=queue_pair.address)
 
     def _open_region(self, caller: _Caller, request: OpenRegion) -> messages.Reply:

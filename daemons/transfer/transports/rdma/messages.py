@@ -66,8 +66,9 @@ class ConnectReply(_Message, frozen=True, kw_only=True):
 
 
 class Disconnect(_Message, frozen=True, kw_only=True):
-    """Destroy the queue pair with your number `number`; once answered, nothing can arrive over it any more."""
+    """Destroy your queue pair; once answered, nothing can arrive over it any more."""
 
+    device_index: int
     number: int
 
 

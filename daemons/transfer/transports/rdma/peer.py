@@ -177,7 +177,9 @@ class Peer:
 
         False: the peer did not confirm in time, see `surrender`.
         """
-        request = messages.Disconnect(number=endpoint.peer_number)
+        request = messages.Disconnect(
+            device_index=endpoint.path.peer_device_index, number=endpoint.peer_number
+        )
         try:
             if confirms:
                 self._call(request, _CONFIRM_TIMEOUT_S)

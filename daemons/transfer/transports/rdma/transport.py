@@ -70,7 +70,7 @@ class RdmaTransport:
     ) -> None:
         self._epoch = epoch
         self._secret = secret
-        self._devices = _choose(open_devices(), device_names)
+        self._devices = _open(device_names)
         self._registrations = RegistrationTable(self._devices)
         self._pool = EndpointPool(retries, max_endpoints=max_endpoints, max_per_path=_MAX_PER_PATH)
         # One word per endpoint, where it reads generations to.
@@ -411,17 +411,14 @@ def _parts(batch: Batch) -> Iterator[tuple[Strided, ByteArray, Strided]]:
     return ((read.remote, read.local, read.target) for read in batch.reads)
 
 
-def _choose(devices: list[Device], names: Sequence[str] | None) -> list[Device]:
-    if names is None:
-        return devices
-    chosen = [device for device in devices if device.name in names]
-    for device in devices:
-        if device not in chosen:
-            device.close()
-    missing = set(names) - {device.name for device in chosen}
+def _open(names: Sequence[str] | None) -> list[Device]:
+    devices = open_devices(names)
+    missing = set(names or ()) - {device.name for device in devices}
     if missing:
+        for device in devices:
+            device.close()
         raise ConfigError(f"RDMA device {min(missing)} is not there or not usable")
-    return chosen
+    return devices
 
 
 def _listen(host: str, port: int) -> socket.socket:
