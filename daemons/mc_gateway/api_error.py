@@ -15,6 +15,9 @@ _TYPES: Final = {
 }
 
 
+_MAX_MESSAGE: Final = 600
+
+
 class ErrorObject(msgspec.Struct, frozen=True):
     message: str
     type: str
@@ -47,9 +50,10 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         kind = _TYPES.get(self.status, "invalid_request_error")
-        return msgspec.json.encode(
-            ErrorBody(ErrorObject(self.message, kind, self.param, self.code))
-        )
+        message = self.message
+        if len(message) > _MAX_MESSAGE:  # a value that the client sent may be quoted in it
+            message = message[:_MAX_MESSAGE] + "..."
+        return msgspec.json.encode(ErrorBody(ErrorObject(message, kind, self.param, self.code)))
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}

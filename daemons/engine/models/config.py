@@ -42,6 +42,18 @@ def required(raw: dict[str, Any], key: str) -> Any:
     return raw[key]
 
 
+def count(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    """A size: a whole number from 1 on."""
+    value = required(raw, key) if default is None else raw.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"config.json: {key} is {value!r}, not a whole number from 1 on: is the file damaged?"
+        )
+    return value
+
+
 def refuse_unsupported(raw: dict[str, Any]) -> None:
     """Raise ConfigError for every feature that would silently change answers if ignored."""
     layer_types = set(raw.get("layer_types") or ["full_attention"])
@@ -89,16 +101,21 @@ def read_rope(raw: dict[str, Any]) -> RopeConfig:
 def read_common(raw: dict[str, Any], *, has_qk_norm: bool) -> DecoderConfig:
     """What all families spell the same way."""
     refuse_unsupported(raw)
-    hidden_size, num_heads = required(raw, "hidden_size"), required(raw, "num_attention_heads")
+    hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
+    num_kv_heads = count(raw, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key/value heads"
+        )
     eos = raw.get("eos_token_id")
     return DecoderConfig(
-        num_layers=required(raw, "num_hidden_layers"),
+        num_layers=count(raw, "num_hidden_layers"),
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=raw.get("num_key_value_heads") or num_heads,
-        head_dim=raw.get("head_dim") or hidden_size // num_heads,
-        vocab_size=required(raw, "vocab_size"),
-        max_positions=required(raw, "max_position_embeddings"),
+        num_kv_heads=num_kv_heads,
+        head_dim=count(raw, "head_dim", max(1, hidden_size // num_heads)),
+        vocab_size=count(raw, "vocab_size"),
+        max_positions=count(raw, "max_position_embeddings"),
         rms_norm_eps=float(required(raw, "rms_norm_eps")),
         rope=read_rope(raw),
         has_qk_norm=has_qk_norm,

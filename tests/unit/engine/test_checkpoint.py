@@ -65,6 +65,29 @@ def test_what_would_change_answers_is_refused(change: dict[str, Any], says: str)
         read_decoder_config(LLAMA | change)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "max_position_embeddings",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1, "3", 2.5, True, []])
+def test_sizes_that_are_none_are_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read_decoder_config(LLAMA | {key: value})
+
+
+def test_heads_must_share_evenly() -> None:
+    with pytest.raises(ConfigError, match="cannot share"):
+        read_decoder_config(LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 3})
+
+
 def test_wrong_directories_say_what_and_what_next(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no model directory at .*nowhere.*model convert"):
         weight_files(tmp_path / "nowhere")

@@ -18,7 +18,7 @@ from daemons.core.errors import (
     Unavailable,
 )
 from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
-from daemons.mc_gateway.api_error import from_mc_error
+from daemons.mc_gateway.api_error import bad_request, from_mc_error
 from daemons.mc_gateway.api_reply import (
     ChatShape,
     ChoiceResult,
@@ -136,3 +136,8 @@ def test_statuses_of_families(error: McError, status: int, retry_after: int | No
     shown = from_mc_error(error)
     assert (shown.status, shown.retry_after_s) == (status, retry_after)
     assert set(json.loads(shown.body())["error"]) == {"message", "type", "param", "code"}
+
+
+def test_an_error_quotes_only_so_much_of_what_was_sent() -> None:
+    body = json.loads(bad_request(f"`stop` is {'x' * 70_000}").body())
+    assert len(body["error"]["message"]) < 1000
