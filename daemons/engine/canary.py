@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from daemons.core.errors import Exhausted
+from daemons.engine.checkpoint import give_back_free_memory
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.kv_arena import KvSlot
 from daemons.engine.runner import DecodeRow, Runner
@@ -44,6 +45,7 @@ def run_canary(runner: Runner) -> CanaryResult:
     except Exhausted as error:
         reuse_reason = decode_reason = f"the KV arena has no room for the canary: {error}"
     runner.is_decode_canonical = decode_reason is None
+    give_back_free_memory()
     return CanaryResult(
         reuse_equal=reuse_reason is None,
         decode_equal=decode_reason is None,

@@ -1,5 +1,6 @@
 """A Hugging Face model directory: its config and its safetensors, read with errors that help."""
 
+import ctypes
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -59,21 +60,34 @@ class Weights:
         return name in self._files
 
     def take(self, name: str) -> torch.Tensor:
-        """The tensor, or ConfigError naming what the checkpoint lacks."""
+        """A copy of the tensor, or ConfigError naming what the checkpoint lacks.
+
+        One view left of a mapped file would keep all its pages in memory.
+        """
+        return self._read(name).to(device=self._device, dtype=self._dtype, copy=True)
+
+    def take_fused(self, names: list[str]) -> torch.Tensor:
+        """Several tensors stacked along their rows, so that one multiplication serves all."""
+        stacked = torch.cat([self._read(name) for name in names])
+        return stacked.to(device=self._device, dtype=self._dtype)
+
+    def take_optional(self, names: list[str]) -> torch.Tensor | None:
+        """The stacked tensors if the checkpoint has them all, else None."""
+        return self.take_fused(names) if all(name in self for name in names) else None
+
+    def _read(self, name: str) -> torch.Tensor:
         if name not in self._files:
             raise ConfigError(f"the checkpoint has no tensor {name}: is the download complete?")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise ConfigError(f"{name} is quantised ({tensor.dtype}): use a full-width checkpoint")
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor
 
-    def take_fused(self, names: list[str]) -> torch.Tensor:
-        """Several tensors stacked along their rows, so that one multiplication serves all."""
-        return torch.cat([self.take(name) for name in names])
 
-    def take_optional(self, names: list[str]) -> torch.Tensor | None:
-        """The stacked tensors if the checkpoint has them all, else None."""
-        return self.take_fused(names) if all(name in self for name in names) else None
+def give_back_free_memory() -> None:
+    """Return the heap's free pages to the system: loading leaves about half a small model's."""
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):  # glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ PACK_ROWS: Final = 8  # the row count that packing is tuned for
 DECODE_ROWS: Final = 8  # a way good from here on suits decode
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
-Shape = tuple[int, int, bool, torch.dtype, str, int, int, bool, int]
+Shape = tuple[int, int, bool, torch.dtype, str, int, int, bool, bool, int]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -66,11 +66,13 @@ Way = Callable[[torch.Tensor, torch.Tensor | None], Multiply]
 _choices: dict[Shape, tuple[Way, tuple[int, ...]]] = {}
 
 
-def ways(weight: torch.Tensor, *, may_turn: bool) -> tuple[Way, ...]:
+def ways(weight: torch.Tensor, *, may_turn: bool, is_kept: bool) -> tuple[Way, ...]:
     """What may multiply by `weight` here, the preferred one first."""
     if weight.device.type != "cpu":
         return (plain,)
     best = packed if can_pack(weight.dtype) else plain
+    if is_kept and weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        return (turned, best)  # as fast there, and no second copy
     return (best, turned) if may_turn else (best,)
 
 
@@ -88,8 +90,12 @@ class Linear:
         reference_rows: int = ROW_BUCKETS[-1],
         max_rows: int = ROW_BUCKETS[-1],
         may_turn: bool = False,
+        is_kept: bool = False,
     ) -> None:
-        """Results are those at `reference_rows`; more than `max_rows` run piece by piece."""
+        """Results are those at `reference_rows`; more than `max_rows` run piece by piece.
+
+        `is_kept`: the weight stays in memory whatever we make of it; implies `may_turn`.
+        """
         num_out, num_in = weight.shape
         shape = (
             num_out,
@@ -100,10 +106,11 @@ class Linear:
             reference_rows,
             max_rows,
             may_turn,
+            is_kept,
             torch.get_num_threads(),
         )
         if shape not in _choices:
-            candidates = ways(weight, may_turn=may_turn)
+            candidates = ways(weight, may_turn=may_turn or is_kept, is_kept=is_kept)
             _choices[shape] = choose_way(candidates, weight, bias, (reference_rows, max_rows))
         way, good = _choices[shape]
         self._multiply = way(weight, bias)
@@ -134,7 +141,7 @@ def choose_way(
     bias: torch.Tensor | None,
     rows_range: tuple[int, int],
 ) -> tuple[Way, tuple[int, ...]]:
-    """The first way good at few rows, else the first one; and its good row counts."""
+    """The first way good from few rows on, else the first one; and its good row counts."""
     reference_rows, max_rows = rows_range
     probe_x, probe_weight = cancelling_probe(weight, max_rows)
     # A bias may choose the kernel, but a value in it would drown the rounding.
@@ -148,7 +155,7 @@ def choose_way(
             for rows in ROW_BUCKETS
             if rows <= max_rows and torch.equal(multiply(probe_x[:rows]), expected[:rows])
         )
-        if good[0] <= DECODE_ROWS:
+        if set(good) >= {rows for rows in ROW_BUCKETS if DECODE_ROWS <= rows <= max_rows}:
             return way, good
         tried.append((way, good))
     return tried[0]

@@ -22,7 +22,7 @@ import torch
 
 from daemons.core.errors import ConfigError, McError, Rejected
 from daemons.engine.attention import Attention
-from daemons.engine.checkpoint import open_weights, read_json
+from daemons.engine.checkpoint import give_back_free_memory, open_weights, read_json
 from daemons.engine.decode_attention import DecodeAttention, Span
 from daemons.engine.geometry import CHUNK_TOKENS, KvDtype, KvGeometry
 from daemons.engine.kv_arena import TORCH_DTYPES, KvArena, KvSlot, round_up
@@ -96,6 +96,7 @@ class Runner:
             self.model = Decoder(config, weights, self.max_positions)
             self.attention = Attention(config, arena, self.max_positions)
             self.decode_attention = DecodeAttention(config, arena, self.attention)
+        give_back_free_memory()
 
     def numerics_id(self) -> str:
         """Names everything that decides how results round; equal ids may share KV.

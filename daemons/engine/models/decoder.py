@@ -46,7 +46,12 @@ class Decoder:
         self.layers = [load_layer(config, weights, index) for index in range(config.num_layers)]
         self.norm = weights.take("model.norm.weight")
         head = self.embedding if config.ties_embeddings else weights.take("lm_head.weight")
-        self.lm_head = Linear(head, reference_rows=LOGIT_ROWS, max_rows=MAX_LOGIT_ROWS)
+        self.lm_head = Linear(
+            head,
+            reference_rows=LOGIT_ROWS,
+            max_rows=MAX_LOGIT_ROWS,
+            is_kept=config.ties_embeddings,
+        )
         self.rope = RopeTable(config.rope, config.head_dim, num_positions, self.embedding)
 
     def forward(
@@ -62,7 +67,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits [row, vocab]."""
-        return self.lm_head(self._norm(hidden, self.norm)).float()
+        return self.lm_head(self._norm(hidden, self.norm)).contiguous().float()
 
     def _attention(
         self,
