@@ -248,10 +248,10 @@ class TestBadInput:
         assert "--segment" in said
 
     def test_size_that_is_none(self, model: Path, home: dict[str, str]) -> None:
-        self._refused(home, 78, "cluster", "up", "--model", str(model), "--kv-memory", "lots")
+        self._refused(home, 2, "cluster", "up", "--model", str(model), "--kv-memory", "lots")
 
     def test_dtype_that_is_none(self, model: Path, home: dict[str, str]) -> None:
-        self._refused(home, 78, "cluster", "up", "--model", str(model), "--dtype", "int4")
+        self._refused(home, 2, "cluster", "up", "--model", str(model), "--dtype", "int4")
         assert not _left(home)
 
     @pytest.mark.parametrize("role", ["master", "cachenode", "prefill", "decode", "gateway"])
