@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,9 +13,9 @@ from daemons.client.probe import ask_probe
 from daemons.core.errors import Exhausted, TransferError, Unavailable
 from daemons.core.ids import Incarnation, NodeId, new_epoch
 from daemons.protocol.node import HelloReply
-from daemons.protocol.request import DataProbe
-from daemons.protocol.segment import RegionRef
-from daemons.rpc import Call, Loop, Server
+from daemons.protocol.request import DataProbe, DataProbeReply, PathMeasure
+from daemons.rpc import Call, Loop, Server, SyncClient
+from daemons.service import data_probe
 from daemons.service.data_probe import DataProbes
 from daemons.transfer import TransferEngine
 from daemons.transfer.probe import PROBE_BYTES, measure, probe_region
@@ -102,30 +103,30 @@ def test_node_tells_its_region_and_measures_another(node: str, tmp_path: Path) -
     assert measured.transport == "shm"
 
 
-def ask_until_refused(node: str, region: RegionRef) -> None:
-    """With less time than a turn takes, so that a busy node's refusal is final."""
-    for _ in range(20):
-        ask_probe(node, region, timeout_s=0.45)
+def test_node_measures_one_path_at_a_time(
+    node: str, engine: TransferEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = probe_region(engine)
+    begun, may_end = threading.Event(), threading.Event()
 
+    def slowly(*arguments: Any) -> PathMeasure:
+        begun.set()
+        assert may_end.wait(20)
+        return measure(*arguments, FAST_S)
 
-def test_node_measures_one_path_at_a_time(node: str, tmp_path: Path) -> None:
-    other = TransferEngine(epoch=new_epoch(), unix_dir=tmp_path / "o")
-    region = probe_region(other)
+    monkeypatch.setattr(data_probe, "measure", slowly)
+    answers: list[DataProbeReply] = []
+    first = threading.Thread(target=lambda: answers.append(ask_probe(node, region, 20)))
+    first.start()
     try:
-        answers = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(ask_probe(node, region, 10)))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        with pytest.raises(Exhausted):
-            ask_until_refused(node, region)
-        for thread in threads:
-            thread.join()
-        assert len(answers) == 3
+        assert begun.wait(10)
+        with SyncClient(node) as second, pytest.raises(Exhausted):
+            second.request(DataProbe(target=region))
     finally:
-        other.close()
+        may_end.set()
+        first.join(timeout=20)
+    assert [answer.measured is not None for answer in answers] == [True]
+    assert ask_probe(node, region, 20).measured is not None
 
 
 def test_node_reports_a_path_that_does_not_work(node: str, tmp_path: Path) -> None:
