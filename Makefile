@@ -1,5 +1,6 @@
 # make quickstart   install, fetch the small model, run real traffic through a local cluster
 # make test         install with the test tools, run the tests
+# make rdma         give .venv the pyverbs that fits this host's libibverbs
 # make lint         the checks of tests/shipped alone
 # make clean        remove .venv and caches
 #
@@ -16,7 +17,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(TORCH_
 # OpenMP threads that spin on busy cores slow a step 10-60x.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test rdma lint clean
 .DELETE_ON_ERROR:
 
 # A person gets the table; a pipe gets the JSON object on stdout and the table on stderr.
@@ -26,6 +27,9 @@ quickstart: $(VENV)/.installed-engine
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+rdma: | $(BIN)/python
+	@$(BIN)/python systemd/install-pyverbs.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/shipped $(PYTEST_ARGS)

@@ -26,10 +26,13 @@ from daemons.transfer.transports.rdma import RdmaTransport, Retries, why_unavail
 HERE = Path(__file__).parent
 NAMES = ("rxe0", "rxe1")
 PEER_NAMES = ("rxe0p", "rxe1p")
+STEADY = Retries(timeout=16, count=5)
+"""1.6 s nominal: for tests in which one path is to fail and another is not."""
 PATIENT = Retries(timeout=18, count=6)
 """A loaded machine that emulates a CPU may not answer for seconds."""
 IMPATIENT = Retries(timeout=14, count=3)
 """0.27 s nominal."""
+REPORTED: list[str] = []
 
 
 def _why_not() -> str | None:
@@ -154,7 +157,14 @@ def own_peer(nursery: Nursery) -> Iterator[Peer]:
 
 def report(line: str) -> None:
     """A measurement, for whoever reads the log; not a verdict."""
-    sys.__stderr__.write(f"\n    {line}\n")
+    REPORTED.append(line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if REPORTED:
+        terminalreporter.section("measured")
+        for line in REPORTED:
+            terminalreporter.write_line(line)
 
 
 MakeTransport = Callable[..., RdmaTransport]

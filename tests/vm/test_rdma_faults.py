@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from vm.conftest import IMPATIENT, MakeTransport, Peer, report
+from vm.conftest import IMPATIENT, STEADY, MakeTransport, Peer, report
 from vm.peer import SIZE_BYTES, known_bytes, make_region
 
 from daemons.core.errors import McError, TransferError, Unavailable
@@ -111,7 +111,7 @@ def test_silent_network_is_reported_in_time_and_remembered(
 def test_loss_of_one_of_two_devices_in_mid_transfer_loses_nothing(
     fault: str, make_transport: MakeTransport, own_peer: Peer
 ) -> None:
-    transport = make_transport(IMPATIENT)
+    transport = make_transport(STEADY)
     transport.read(small_read(own_peer))
     expected = known_bytes()
     local = np.zeros(SIZE_BYTES, np.uint8)

@@ -8,7 +8,7 @@ import bisect
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,15 +59,25 @@ class Registration:
 
 
 def register(
-    devices: Sequence[Device], array: ByteArray, *, access: int, chunk_bytes: int = CHUNK_BYTES
+    devices: Sequence[Device | None],
+    array: ByteArray,
+    *,
+    access: int,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Registration:
-    """Register with every device; what a device refuses is left without keys, with the reason in `why_not`."""
+    """Register with every device; what a device refuses is left without keys, with the reason in `why_not`.
+
+    None stands for a device that is left out.
+    """
     verbs = load()
     address = address_of(array)
     all_mrs: list[list[Any]] = []
     why_not = ""
     for device in devices:
         mrs: list[Any] = []
+        all_mrs.append(mrs)
+        if device is None:
+            continue
         try:
             for start in range(0, array.nbytes, chunk_bytes):
                 length = min(chunk_bytes, array.nbytes - start)
@@ -76,7 +86,6 @@ def register(
             why_not = f"{device.name} cannot register {array.nbytes} bytes: {error}".strip()
             while mrs:
                 mrs.pop().close()
-        all_mrs.append(mrs)
     return Registration(array, address, chunk_bytes, all_mrs, why_not)
 
 
@@ -120,7 +129,9 @@ class RegistrationTable:
         return registration
 
     @contextlib.contextmanager
-    def use(self, array: ByteArray, *, is_target: bool) -> Iterator[Registration]:
+    def use(
+        self, array: ByteArray, device_indexes: Container[int], *, is_target: bool
+    ) -> Iterator[Registration]:
         """The registration that holds this local memory, kept while it is used; a passing one where none does.
 
         A passing registration ends with the transfer: kept longer, it could outlive the memory, and the device
@@ -129,7 +140,11 @@ class RegistrationTable:
         registration = self._acquire(array, is_target=is_target)
         if registration is None:
             access = load().IBV_ACCESS_LOCAL_WRITE if is_target else 0
-            registration = register(self._devices, array, access=access)
+            devices = [
+                device if index in device_indexes else None
+                for index, device in enumerate(self._devices)
+            ]
+            registration = register(devices, array, access=access)
             try:
                 yield registration
             finally:

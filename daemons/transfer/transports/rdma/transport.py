@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 _MAX_ENDPOINTS = 256
 _MAX_PER_PATH = 4
 _RETRIES = Retries()
+_MAX_TRIES = 4
 _REMEMBER_DEAD_S = 1.0
 _STOP_USE_TIMEOUT_S = 10.0
 
@@ -153,12 +154,15 @@ class RdmaTransport:
             device.close()
 
     def _run(self, batch: Batch) -> None:
-        """Done twice where a connection is lost in between, as when the owner deregistered something else."""
-        try:
-            self._run_once(batch)
-        except (PeerLost, KeyRefused) as error:
-            log.debug("rdma again over a new connection why=%s", error)
-            self._run_once(batch)
+        """Done again where the connection is lost in between, as when the owner deregistered something else."""
+        for _ in range(_MAX_TRIES - 1):
+            try:
+                self._run_once(batch)
+            except (PeerLost, KeyRefused) as error:
+                log.debug("rdma again over a new connection why=%s", error)
+            else:
+                return
+        self._run_once(batch)
 
     def _run_once(self, batch: Batch) -> None:
         peer = self._peer(batch)
@@ -171,8 +175,10 @@ class RdmaTransport:
                 )
             if isinstance(batch, WriteBatch) and not remote.is_writable:
                 raise TransferError(f"region {region_id} is registered for READ only")
+            paths = _choose_paths(batch, peer, remote)
             with contextlib.ExitStack() as stack:
-                self._move(batch, peer, remote, _use_all(batch, self._registrations, stack))
+                used = _use_all(batch, self._registrations, {p.device_index for p in paths}, stack)
+                self._move(batch, peer, remote, paths, used)
         except (PeerLost, KeyRefused):
             self._forget(peer)
             raise
@@ -182,12 +188,13 @@ class RdmaTransport:
         batch: Batch,
         peer: Peer,
         remote: OpenRegionReply,
+        paths: Sequence[Path],
         used: tuple[list[Registration], LocalRanges],
     ) -> None:
         registrations, ranges = used
-        total = sum(each.length for each, _ in ranges)
-        lanes = self._lanes(batch, peer, remote, registrations, total)
-        slices = cut(ranges, _limits(batch, remote, registrations, total, lanes))
+        with_keys = [(path, _keys(path, remote, registrations)) for path in paths]
+        lanes = self._lanes(batch, peer, [(path, keys) for path, keys in with_keys if keys])
+        slices = cut(ranges, _limits(batch, remote, registrations, lanes))
         mover = Mover(_work(batch, slices), lanes, self._discard_for(batch))
         try:
             mover.run()
@@ -257,25 +264,10 @@ class RdmaTransport:
                 lanes[:] = [other for other in lanes if other.endpoint is not endpoint]
         return int(self._words[endpoint.scratch])
 
-    def _lanes(
-        self,
-        batch: Batch,
-        peer: Peer,
-        remote: OpenRegionReply,
-        registrations: list[Registration],
-        total_bytes: int,
-    ) -> list[Lane]:
-        """One lane per usable path, the idlest first, no more than there are slices; the first is waited for."""
-        paths = [
-            (path, keys)
-            for path in sorted(peer.paths, key=lambda path: path.outstanding_bytes)
-            if path.is_usable() and (keys := _keys(path, remote, registrations)) is not None
-        ]
+    def _lanes(self, batch: Batch, peer: Peer, paths: Sequence[tuple[Path, Keys]]) -> list[Lane]:
+        """One lane per path that has or gets an endpoint at once; the first is waited for."""
         lanes: list[Lane] = []
-        wanted = max(1, min(len(paths), total_bytes // MIN_SLICE_BYTES))
         for path, keys in paths:
-            if len(lanes) == wanted:
-                break
             try:
                 endpoint = self._pool.try_acquire(peer, path)
             except TransferError as error:
@@ -347,17 +339,34 @@ def _work(batch: Batch, slices: Iterator[Slice]) -> Work:
     return Work(opcode, slices, batch.remaining_s, finish, num_ranges)
 
 
+def _choose_paths(batch: Batch, peer: Peer, remote: OpenRegionReply) -> list[Path]:
+    """Usable paths whose far end has the region's keys, the idlest first, no more than there are slices for."""
+    paths = [
+        path
+        for path in sorted(peer.paths, key=lambda path: path.outstanding_bytes)
+        if path.is_usable()
+        and any(remote.keys[path.peer_device_index : path.peer_device_index + 1])
+    ]
+    if not paths:
+        why = _reasons(peer) or f"no device of it has registered region {batch.region.region_id}"
+        raise Unreachable(f"no path to {peer.name} over RDMA: {why}")
+    return paths[: max(1, _total_bytes(batch) // MIN_SLICE_BYTES)]
+
+
+def _total_bytes(batch: Batch) -> int:
+    return sum(remote.length for remote, _, _ in _parts(batch))
+
+
 def _limits(
     batch: Batch,
     remote: OpenRegionReply,
     registrations: list[Registration],
-    total_bytes: int,
     lanes: list[Lane],
 ) -> Limits:
     devices = [lane.endpoint.queue_pair.device for lane in lanes]
     max_message = min(device.max_message_bytes for device in devices)
     return Limits(
-        slice_bytes=min(slice_bytes(total_bytes, len(lanes)), max_message),
+        slice_bytes=min(slice_bytes(_total_bytes(batch), len(lanes)), max_message),
         remote_chunk_bytes=remote.chunk_bytes,
         local_chunk_bytes=min((one.chunk_bytes for one in registrations), default=CHUNK_BYTES),
         max_pieces=min(device.max_send_pieces for device in devices),
@@ -387,7 +396,7 @@ def _reasons(peer: Peer) -> str:
 
 
 def _use_all(
-    batch: Batch, table: RegistrationTable, stack: contextlib.ExitStack
+    batch: Batch, table: RegistrationTable, devices: set[int], stack: contextlib.ExitStack
 ) -> tuple[list[Registration], LocalRanges]:
     """The registrations that the batch's local memory needs, held by `stack`, and its ranges in terms of them."""
     registrations: list[Registration] = []
@@ -396,7 +405,7 @@ def _use_all(
     for remote, array, local in _parts(batch):
         place = places.get(id(array))
         if place is None:
-            used = table.use(array, is_target=isinstance(batch, ReadBatch))
+            used = table.use(array, devices, is_target=isinstance(batch, ReadBatch))
             registrations.append(stack.enter_context(used))
             place = places[id(array)] = (address_of(array), len(registrations) - 1)
         address, index = place
