@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vm import measured
 from vm.peer import SIZE_BYTES
 
 from daemons.core.ids import Epoch, HostId, new_epoch
@@ -32,7 +33,6 @@ PATIENT = Retries(timeout=18, count=6)
 """A loaded machine that emulates a CPU may not answer for seconds."""
 IMPATIENT = Retries(timeout=14, count=3)
 """0.27 s nominal."""
-REPORTED: list[str] = []
 
 
 def _why_not() -> str | None:
@@ -155,15 +155,10 @@ def own_peer(nursery: Nursery) -> Iterator[Peer]:
     started.stop()
 
 
-def report(line: str) -> None:
-    """A measurement, for whoever reads the log; not a verdict."""
-    REPORTED.append(line)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if REPORTED:
+    if measured.LINES:
         terminalreporter.section("measured")
-        for line in REPORTED:
+        for line in measured.LINES:
             terminalreporter.write_line(line)
 
 

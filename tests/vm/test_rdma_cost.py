@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from vm.conftest import MakeTransport, Peer, report
+from vm.conftest import MakeTransport, Peer
+from vm.measured import report
 from vm.peer import SIZE_BYTES, make_region
 
 from daemons.protocol.segment import Strided

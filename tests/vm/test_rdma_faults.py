@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from vm.conftest import IMPATIENT, STEADY, MakeTransport, Peer, report
+from vm.conftest import IMPATIENT, STEADY, MakeTransport, Peer
+from vm.measured import report
 from vm.peer import SIZE_BYTES, known_bytes, make_region
 
 from daemons.core.errors import McError, TransferError, Unavailable
