@@ -45,7 +45,9 @@ class TransferSection(Section, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    transports: list[Literal["shm", "tcp"]] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+    transports: list[Literal["shm", "tcp", "rdma"]] = msgspec.field(
+        default_factory=lambda: ["shm", "tcp"]
+    )
     unix_dir: str = ""
     """Directory of the UNIX socket for peers on this host; empty for a private one under /tmp or $RUNTIME_DIRECTORY."""
     secret_file: str = ""

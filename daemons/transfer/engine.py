@@ -5,6 +5,7 @@ the owner of memory is the one who writes it. WRITE is for users who agreed on a
 """
 
 import dataclasses
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,13 +33,14 @@ from daemons.transfer.transports.base import (
     describe,
 )
 from daemons.transfer.transports.loopback import LoopbackTransport
+from daemons.transfer.transports.rdma import open_rdma
 from daemons.transfer.transports.server import DataServer
 from daemons.transfer.transports.service import ServerCounters, Service
 from daemons.transfer.transports.shm import ShmTransport
 from daemons.transfer.transports.tcp import TcpTransport
 from daemons.transfer.view import View, check_ranges
 
-_SCHEMES = ("shm", "tcp")
+_SCHEMES = ("shm", "tcp", "rdma")
 _NUM_SUBMIT_WORKERS = 4
 _DEREGISTER_GRACE_S = 0.05
 _DEREGISTER_TIMEOUT_S = 5.0
@@ -76,7 +78,14 @@ class TransferEngine:
             LoopbackTransport({epoch: self._regions}, {epoch: self._notifications})
         ]
         self._tcp = TcpTransport(secret) if "tcp" in transports else None
-        known: dict[str, Transport | None] = {"shm": self._shm, "tcp": self._tcp}
+        self._rdma = None
+        if "rdma" in transports:
+            # Keys open whole regions: where others may only do what is granted, nobody without the secret gets one.
+            guard = secrets.token_bytes(32) if require_capability and secret is None else secret
+            self._rdma = open_rdma(
+                epoch, bind_host, self._deliver, guard, is_required="tcp" not in transports
+            )
+        known = {"shm": self._shm, "tcp": self._tcp, "rdma": self._rdma}
         self._transports += [found for scheme in transports if (found := known[scheme])]
         self._unix_path = unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
         listeners, tcp_endpoint = listen(
@@ -87,6 +96,7 @@ class TransferEngine:
             unix_path=str(self._unix_path or ""),
             tcp=tcp_endpoint,
             epoch=epoch,
+            rdma=self._rdma.endpoint if self._rdma else "",
         )
         if self._shm is not None and self._unix_path is not None:
             self._shm.local_address = self.address
@@ -115,6 +125,8 @@ class TransferEngine:
         copy straight from a SharedMemory (`allocate_shared`). Raises TransferError where regions overlap.
         """
         region = self._regions.register(memory, access)
+        if self._rdma is not None:
+            self._rdma.register(region)
         return RegionRef(
             address=self.address, region_id=region.region_id, size_bytes=region.size_bytes
         )
@@ -127,6 +139,8 @@ class TransferEngine:
         region_id = region.region_id
         self._regions.deregister(region_id, timeout_s)
         self._server.forget(region_id)
+        if self._rdma is not None:
+            self._rdma.deregister(region_id, _DEREGISTER_TIMEOUT_S)
         if self._regions.wait_unused(region_id, _DEREGISTER_GRACE_S):
             return
         self._server.cut(region_id)
@@ -277,6 +291,13 @@ class TransferEngine:
         return (
             is_foreign and self._tcp is not None and self._tcp.read_quick(region, read, timeout_s)
         )
+
+    def _deliver(self, region_id: int, message: bytes) -> bool:
+        """A notification that came by RDMA; the others come by the data port."""
+        self._regions.get(region_id)
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise TransferError(f"a notification has at most {MAX_MESSAGE_BYTES} bytes")
+        return self._notifications.put(Notification(region_id, message))
 
     def _pull(self, batch: ReadBatch) -> bool:
         return self._shm is not None and self._shm.pull(batch)

@@ -446,5 +446,5 @@ def test_config_errors_say_which_address(
         TransferEngine(epoch=Epoch(1), tcp_port=port)
     with pytest.raises(ConfigError, match="too long for a UNIX socket"):
         TransferEngine(epoch=Epoch(1), unix_dir=directory / ("x" * 100))
-    with pytest.raises(ConfigError, match="'rdma' is not one of"):
-        TransferEngine(epoch=Epoch(1), transports=("rdma",))
+    with pytest.raises(ConfigError, match="'pigeon' is not one of"):
+        TransferEngine(epoch=Epoch(1), transports=("pigeon",))

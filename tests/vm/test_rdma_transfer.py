@@ -14,6 +14,7 @@ from vm.peer import SIZE_BYTES, known_bytes, make_region
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import Generation, Strided
+from daemons.transfer import GenerationTable, TransferEngine
 from daemons.transfer.memory import allocate_shared
 from daemons.transfer.strided import contiguous, copy
 from daemons.transfer.transports.base import (
@@ -207,6 +208,38 @@ def test_notification_comes_after_the_data(transport: RdmaTransport, peer: Peer)
     transport.write(batch)
     transport.notify(batch, b"there")
     assert [2, "there"] in peer.ask("notifications")
+
+
+def test_engines_read_write_and_notify_by_rdma_alone(nursery: Nursery) -> None:
+    assert nursery
+    mine, other = (TransferEngine(transports=("rdma",)) for _ in range(2))
+    try:
+        memory = np.arange(2 << 20, dtype=np.uint8)
+        region = other.register(memory, "read-write")
+        table = GenerationTable(other, 4)
+        assert region.address.rdma
+        assert not region.address.tcp
+        local = np.zeros(memory.size, np.uint8)
+        mine.read(region, [Read.into(contiguous(0, memory.size), local)], generation=table.guard(1))
+        assert np.array_equal(local, memory)
+        local[:] = 9
+        handle = mine.submit(
+            [WriteBatch(region, [Write.at(0, local)], TIMEOUT_S, notify=b"written")]
+        )
+        handle.wait(TIMEOUT_S)
+        assert np.array_equal(local, memory)
+        assert [each.message for each in other.notifications(1.0)] == [b"written"]
+        guard = table.guard(1)
+        table.advance(1)
+        with pytest.raises(StaleGeneration):
+            mine.read(region, [Read.into(contiguous(0, 64), local)], generation=guard)
+        table.close()
+        other.deregister(region)
+        with pytest.raises(TransferError, match="not registered"):
+            mine.read(region, [Read.into(contiguous(0, 64), local)])
+    finally:
+        mine.close()
+        other.close()
 
 
 def test_thousand_transfers_leak_nothing(transport: RdmaTransport, peer: Peer) -> None:

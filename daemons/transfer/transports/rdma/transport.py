@@ -37,7 +37,7 @@ from daemons.transfer.transports.rdma.registration import (
     register,
 )
 from daemons.transfer.transports.rdma.slices import Limits, LocalRange, Slice, cut
-from daemons.transfer.transports.rdma.verbs import load
+from daemons.transfer.transports.rdma.verbs import RdmaUnavailable, load
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,24 @@ _STOP_USE_TIMEOUT_S = 10.0
 
 Batch = ReadBatch | WriteBatch
 LocalRanges = list[tuple[Strided, LocalRange]]
+
+
+def open_rdma(
+    epoch: Epoch,
+    bind_host: str,
+    deliver: Callable[[int, bytes], bool],
+    secret: bytes | None,
+    *,
+    is_required: bool,
+) -> "RdmaTransport | None":
+    """The transport of an engine. Without RDMA None, and a line in the log; where there is no other, ConfigError."""
+    try:
+        return RdmaTransport(epoch, bind_host, deliver=deliver, secret=secret)
+    except RdmaUnavailable as error:
+        if is_required:
+            raise ConfigError(f"rdma cannot be used: {error.message}") from error
+        log.warning("rdma is not used why=%s", error.message)
+        return None
 
 
 class RdmaTransport:
