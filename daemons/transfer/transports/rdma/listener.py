@@ -258,7 +258,7 @@ class ControlListener:
             return Refused(message=problem)
         verbs = load()
         try:
-            queue_pair = QueuePair(device, depth=1)
+            queue_pair = QueuePair(device, depth=1, has_events=False)
         except verbs.PyverbsError as error:
             return Refused(message=f"{device.name} makes no queue pair: {error}")
         try:

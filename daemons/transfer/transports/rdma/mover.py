@@ -1,9 +1,11 @@
 """Runs the slices of one transfer over its lanes: posts, polls, hands slices of a failed lane to the others.
 
 The calling thread does all of it: handing completions over from a polling thread would cost two thread switches a
-slice under the GIL. It polls in small batches and sleeps between empty polls, so that other threads run.
+slice under the GIL. It polls in small batches; after some empty polls it waits for an event, or sleeps in between where
+pyverbs has none, so that other threads run.
 """
 
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +23,12 @@ _POLL_BATCH = 16
 _MAX_LANE_BYTES = 4 * MIB
 """Under way on one lane: above the bandwidth-delay product of 400 Gb/s, and soon answered by a slow device."""
 _NUM_YIELDS = 10
+_FEW_REQUESTS = 4
 _FIRST_SLEEP_S = 20e-6
 _LONGEST_SLEEP_S = 500e-6
+_NUM_SLEEPS = 8
+"""Before it waits for an event, which costs more than such a sleep."""
+_EVENT_WAIT_S = 5e-3
 _CHECK_PEER_S = 2e-3
 
 
@@ -55,8 +61,7 @@ class Keys:
     def pieces(self, piece: Slice) -> list[Piece]:
         base, chunk, keys = self.local[piece.registration]
         return [
-            Piece(address, length, keys[(address - base) // chunk])
-            for address, length in piece.pieces
+            (address, length, keys[(address - base) // chunk]) for address, length in piece.pieces
         ]
 
 
@@ -66,9 +71,7 @@ class Lane:
     keys: Keys
     in_flight: deque[Slice] = field(default_factory=deque)
     in_flight_bytes: int = 0
-
-    def has_room(self, max_requests: int) -> bool:
-        return len(self.in_flight) < max_requests and self.in_flight_bytes < _MAX_LANE_BYTES
+    max_requests: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,11 @@ class Mover:
         self._num_empty = 0
         self._next_check_s = 0.0
         self._number = 0
+        for lane in lanes:
+            is_read = work.opcode is Opcode.READ
+            lane.max_requests = (
+                lane.endpoint.num_reads if is_read else lane.endpoint.queue_pair.depth
+            )
 
     def run(self) -> None:
         """Until every byte is in place. Whatever it raises, no slice is under way any more, if `is_fenced`."""
@@ -133,20 +141,23 @@ class Mover:
                 self._wait()
 
     def _post_all(self) -> bool:
-        has_posted = False
-        while True:
-            ready = [lane for lane in self.lanes if lane.has_room(self._window(lane))]
-            if not ready:
-                return has_posted
+        number = self._number
+        while (lane := self._emptiest_lane()) is not None:
             piece = self._next_slice()
             if piece is None:
-                return has_posted
-            self._post(min(ready, key=lambda lane: lane.in_flight_bytes), piece)
-            has_posted = True
+                break
+            self._post(lane, piece)
+        return self._number != number
 
-    def _window(self, lane: Lane) -> int:
-        endpoint = lane.endpoint
-        return endpoint.num_reads if self._opcode is Opcode.READ else endpoint.queue_pair.depth
+    def _emptiest_lane(self) -> Lane | None:
+        """The next slice goes where least is under way, so a faster lane takes more of them."""
+        best = None
+        for lane in self.lanes:
+            in_flight_bytes = lane.in_flight_bytes
+            has_room = len(lane.in_flight) < lane.max_requests and in_flight_bytes < _MAX_LANE_BYTES
+            if has_room and (best is None or in_flight_bytes < best.in_flight_bytes):
+                best = lane
+        return best
 
     def _next_slice(self) -> Slice | None:
         if self._again:
@@ -220,14 +231,33 @@ class Mover:
 
     def _wait(self) -> None:
         self._num_empty += 1
-        num_sleeps = self._num_empty - _NUM_YIELDS
+        # With many requests under way they end one by one: waking for each would cost more than it gains.
+        is_deep = any(len(lane.in_flight) > _FEW_REQUESTS for lane in self.lanes)
+        num_sleeps = self._num_empty - (0 if is_deep else _NUM_YIELDS)
         if num_sleeps <= 0:
             time.sleep(0)
             return
-        time.sleep(min(_FIRST_SLEEP_S * 2 ** min(num_sleeps // 4, 10), _LONGEST_SLEEP_S))
+        if num_sleeps <= _NUM_SLEEPS or not self._await_event():
+            time.sleep(min(_FIRST_SLEEP_S * 2 ** min(num_sleeps // 4, 10), _LONGEST_SLEEP_S))
         now_s = time.monotonic()
         if now_s >= self._next_check_s:
             self._next_check_s = now_s + _CHECK_PEER_S
             for lane in self.lanes:
                 if not lane.endpoint.peer.is_alive():
                     raise PeerLost(f"{lane.endpoint.peer.name} is gone")
+
+    def _await_event(self) -> bool:
+        """Wait for a completion, or first arm what is not armed, to be polled once more; False without events."""
+        queue_pairs = [lane.endpoint.queue_pair for lane in self.lanes if lane.in_flight]
+        by_fd = {fd: pair for pair in queue_pairs if (fd := pair.event_fd) is not None}
+        if len(by_fd) < len(queue_pairs):
+            return False
+        newly_armed = [pair.arm() for pair in queue_pairs]
+        if any(newly_armed):
+            return True
+        poller = select.poll()
+        for fd in by_fd:
+            poller.register(fd, select.POLLIN)
+        for fd, _ in poller.poll(_EVENT_WAIT_S * 1000):
+            by_fd[fd].take_event()
+        return True

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from daemons.core.errors import TransferError
 from daemons.transfer.transports.rdma.device import Device
@@ -37,22 +37,22 @@ class Opcode(Enum):
     WRITE = "IBV_WR_RDMA_WRITE"
 
 
-class Piece(NamedTuple):
-    """Local memory of a work request."""
-
-    address: int
-    length: int
-    key: int
+Piece = tuple[int, int, int]
+"""(address, length, key) of local memory: a bare tuple, as one is made for every work request."""
 
 
 class QueuePair:
     """Close it exactly when nobody posts or polls any more; closing twice is harmless."""
 
-    def __init__(self, device: Device, *, depth: int = MAX_DEPTH) -> None:
+    def __init__(self, device: Device, *, depth: int = MAX_DEPTH, has_events: bool = True) -> None:
         verbs = load()
         self.device = device
         self.depth = depth
-        self._completions = verbs.CQ(device.context, depth + 1)
+        # Up to pyverbs 58 the channel keeps its descriptor to itself, and its own call would hold the GIL.
+        self._channel: Any = None
+        if has_events and hasattr(verbs.CompChannel, "fd"):
+            self._channel = verbs.CompChannel(device.context)
+        self._completions = verbs.CQ(device.context, depth + 1, None, self._channel)
         try:
             capacity = verbs.QPCap(
                 max_send_wr=depth,
@@ -69,12 +69,13 @@ class QueuePair:
             )
             self._queue_pair = verbs.QP(device.domain, wanted)
         except verbs.PyverbsError:
-            self._completions.close()
+            self._close_completions()
             raise
         self.address = QueuePairAddress(
             number=int(self._queue_pair.qp_num), sequence=secrets.randbits(24)
         )
         self._is_open = True
+        self._is_armed = False
         self._request = _ReusedRequest()
         self._opcodes = {opcode: getattr(verbs, opcode.value) for opcode in Opcode}
         self._signaled = verbs.IBV_SEND_SIGNALED
@@ -136,18 +137,45 @@ class QueuePair:
         _, completions = self._completions.poll(max_completions)
         return [(completion.wr_id, completion.status) for completion in completions]
 
+    @property
+    def event_fd(self) -> int | None:
+        """Readable after the first completion since `arm`; None where completions can only be polled."""
+        return None if self._channel is None else int(self._channel.fd)
+
+    def arm(self) -> bool:
+        """Ask for an event; False where one was asked for and not taken yet.
+
+        Poll once more before waiting for a new one: what had ended by then makes none.
+        """
+        if self._is_armed:
+            return False
+        self._completions.req_notify()
+        self._is_armed = True
+        return True
+
+    def take_event(self) -> None:
+        """After `event_fd` was readable; otherwise it would block all threads."""
+        self._channel.get_cq_event(self._completions)
+        self._completions.ack_events(1)
+        self._is_armed = False
+
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
             self._queue_pair.close()
-            self._completions.close()
+            self._close_completions()
             self._request.close()
+
+    def _close_completions(self) -> None:
+        self._completions.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def _post_scattered(
         self, opcode: Opcode, number: int, remote: tuple[int, int], pieces: Sequence[Piece]
     ) -> None:
         verbs = load()
-        elements = [verbs.SGE(piece.address, piece.length, piece.key) for piece in pieces]
+        elements = [verbs.SGE(*piece) for piece in pieces]
         work = verbs.SendWR(
             wr_id=number,
             opcode=self._opcodes[opcode],

@@ -44,75 +44,84 @@ class Limits:
 
 def cut(ranges: Sequence[tuple[Strided, LocalRange]], limits: Limits) -> Iterator[Slice]:
     """The slices of checked ranges in their order. The work is by rows, never by bytes."""
-    building: _Building | None = None
+    run = _Run(limits)
+    remote_chunk, local_chunk = limits.remote_chunk_bytes, limits.local_chunk_bytes
     for index, (remote, local) in enumerate(ranges):
-        for remote_offset, local_offset, length, _ in spans_of(remote, local.ranges):
-            address = local.address + local_offset
-            for start, size in _cut_at_chunks(remote_offset, address - local.base, length, limits):
-                offset, place = remote_offset + start, address + start
-                if building is not None and building.take(offset, place, size, local, index):
-                    continue
-                if building is not None:
-                    yield from building.finish()
-                building = _Building(limits, offset, local.registration, index)
-                taken = building.take(offset, place, size, local, index)
-                assert taken
-    if building is not None:
-        yield from building.finish()
+        base, shift = local.base, local.address - local.base
+        for start, local_offset, length, _ in spans_of(remote, local.ranges):
+            place = shift + local_offset
+            if (
+                start % remote_chunk + length > remote_chunk
+                or place % local_chunk + length > local_chunk
+            ):
+                parts = _parts(start, place, length, limits)
+            else:
+                parts = [(start, place, length)]
+            for offset, at, size in parts:
+                if offset != run.end or not run.take(at, size, local, index):
+                    yield from run.finish()
+                    run.begin(offset, (base + at, size), local.registration, index)
+    yield from run.finish()
 
 
-class _Building:
-    """A run that still grows; cut when finished, so that no short tail is left behind."""
+class _Run:
+    """Bytes that follow each other at the peer; cut when they end, so that no short tail is left behind."""
 
-    __slots__ = ("_first", "_last", "_length", "_limits", "_pieces", "_registration", "_remote")
+    __slots__ = ("_first", "_last", "_length", "_limits", "_pieces", "_registration", "end")
 
-    def __init__(self, limits: Limits, remote: int, registration: int, index: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._remote = remote
-        self._registration = registration
-        self._first = self._last = index
+        self.end = -1
         self._length = 0
         self._pieces: list[tuple[int, int]] = []
+        self._registration = self._first = self._last = 0
 
-    def take(self, remote: int, address: int, size: int, local: LocalRange, index: int) -> bool:
-        """Add a run; False where it does not continue this one."""
+    def begin(self, remote: int, piece: tuple[int, int], registration: int, index: int) -> None:
+        self._length = piece[1]
+        self.end = remote + piece[1]
+        self._pieces = [piece]
+        self._registration = registration
+        self._first = self._last = index
+
+    def take(self, place: int, size: int, local: LocalRange, index: int) -> bool:
+        """Add the peer's next bytes, to go to `place` from the registration's start; False where another run begins."""
         limits = self._limits
-        if self._length:
-            fits = (
-                remote == self._remote + self._length
-                and remote % limits.remote_chunk_bytes != 0
-                and local.registration == self._registration
-                and (index == self._last or limits.merges_ranges)
-            )
-            if not fits:
-                return False
-            last_address, last_size = self._pieces[-1]
-            is_next = address == last_address + last_size
-            if is_next and (address - local.base) % limits.local_chunk_bytes:
-                self._pieces[-1] = (last_address, last_size + size)
-            elif len(self._pieces) < limits.max_pieces and self._length < limits.slice_bytes:
-                self._pieces.append((address, size))
-            else:
-                return False
-        else:
+        fits = (
+            self.end % limits.remote_chunk_bytes != 0
+            and local.registration == self._registration
+            and (index == self._last or limits.merges_ranges)
+        )
+        if not fits:
+            return False
+        last_address, last_size = self._pieces[-1]
+        address = local.base + place
+        if address == last_address + last_size and place % limits.local_chunk_bytes:
+            self._pieces[-1] = (last_address, last_size + size)
+        elif len(self._pieces) < limits.max_pieces and self._length < limits.slice_bytes:
             self._pieces.append((address, size))
+        else:
+            return False
         self._length += size
+        self.end += size
         self._last = index
         return True
 
-    def finish(self) -> Iterator[Slice]:
+    def finish(self) -> Sequence[Slice]:
+        length = self._length
+        if not length:
+            return ()
+        remote = self.end - length
+        if length <= self._limits.slice_bytes:
+            return (Slice(remote, length, tuple(self._pieces), self._registration, self._first),)
+        return list(self._cut_long(remote, length))
+
+    def _cut_long(self, remote: int, left: int) -> Iterator[Slice]:
+        """Equal parts in whole pages: no tail much shorter than the rest."""
         limit = self._limits.slice_bytes
-        if self._length <= limit:
-            yield Slice(
-                self._remote, self._length, tuple(self._pieces), self._registration, self._first
-            )
-            return
-        remote, left = self._remote, self._length
         pieces = iter(self._pieces)
         address, size = next(pieces)
         num_slices = -(-left // limit)
         while left:
-            # Equal parts in whole pages: no tail shorter than the rest.
             length = min(-(-left // num_slices // 4096) * 4096, left, limit)
             num_slices -= 1
             taken: list[tuple[int, int]] = []
@@ -127,14 +136,12 @@ class _Building:
             remote, left = remote + length, left - length
 
 
-def _cut_at_chunks(
-    remote: int, local: int, length: int, limits: Limits
-) -> Iterator[tuple[int, int]]:
-    """(start, size) of the parts between chunk borders of either side."""
+def _parts(remote: int, local: int, length: int, limits: Limits) -> list[tuple[int, int, int]]:
+    """(remote, local, size) of what lies between chunk borders of either side."""
     remote_chunk, local_chunk = limits.remote_chunk_bytes, limits.local_chunk_bytes
-    start = 0
-    while start < length:
-        remote_room = remote_chunk - (remote + start) % remote_chunk
-        size = min(remote_room, local_chunk - (local + start) % local_chunk, length - start)
-        yield start, size
-        start += size
+    parts = []
+    while length:
+        size = min(remote_chunk - remote % remote_chunk, local_chunk - local % local_chunk, length)
+        parts.append((remote, local, size))
+        remote, local, length = remote + size, local + size, length - size
+    return parts
