@@ -48,7 +48,6 @@ _MEANINGS: Final = {
     "seed": "Of the random policy.",
     "max_body": "Largest request body; beyond it 413.",
     "default_max_tokens": "Answer length where the client names none.",
-    "schedule_timeout_s": "Longest wait for the master's plan; then 503 with Retry-After.",
     "max_retries": "Attempts on other nodes after one failed.",
     "max_batch": "Sequences decoded together.",
     "max_queued": "Requests that may wait; beyond it they are refused.",

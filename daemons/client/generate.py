@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from daemons.client.channel_pool import ChannelPool
+from daemons.client.planning import Planner, Question
 from daemons.client.retry import MAX_RETRIES, GiveUp, Progress, Retry, Stage
 from daemons.core.errors import McError, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, RequestId
@@ -71,8 +72,8 @@ class Cluster:
 
     loop: Loop
     master: Channel
+    planner: Planner
     decodes: ChannelPool
-    schedule_timeout_s: float = 1.0
     max_retries: int = MAX_RETRIES
 
 
@@ -91,7 +92,7 @@ class Generation:
         self._plan: Plan | None = None
         self._is_at_decode = False
         """A decode node may be at work on the current attempt."""
-        self._pending: Pending | None = None
+        self._pending: Pending | Question | None = None
         self._timer: Timer | None = None
         self._is_stopping = False
         self._is_done = False
@@ -134,10 +135,9 @@ class Generation:
             namespace=self._request.namespace,
             exclude=list(self.progress.exclude),
         )
-        timeout_s = min(self._cluster.schedule_timeout_s, self._left_s())
         try:
-            self._pending = self._cluster.master.request(
-                message, timeout_s=timeout_s, on_reply=self._on_plan
+            self._pending = self._cluster.planner.ask(
+                message, left_s=self._left_s(), on_reply=self._on_plan
             )
         except McError as error:
             self._on_failure(error, "schedule")

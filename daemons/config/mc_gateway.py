@@ -19,14 +19,15 @@ class HttpSection(Section, frozen=True, kw_only=True):
     port: int = 8000
     max_body: Size = "8MiB"
     max_requests: Count = 256
-    """Requests in flight; beyond it 503 with Retry-After."""
+    """Requests in flight, those that wait included; beyond it 429 with Retry-After."""
 
 
 class RequestSection(Section, frozen=True, kw_only=True):
     """How a request is carried out."""
 
     default_max_tokens: Count = 512
-    schedule_timeout_s: Seconds = 1.0
+    schedule_timeout_s: Seconds = 5.0
+    """A master that takes longer for a plan counts as away: 503. The wait behind others is not in it."""
     timeout_s: Seconds = 600.0
     """Longest time from a request to the last token of its answer, with all attempts."""
     max_retries: int = 2

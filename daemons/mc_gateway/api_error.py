@@ -64,7 +64,7 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_val
 
 
 def overloaded(message: str, retry_after_s: int = 1) -> ApiError:
-    return ApiError(503, message, code="overloaded", retry_after_s=retry_after_s)
+    return ApiError(429, message, code="overloaded", retry_after_s=retry_after_s)
 
 
 def from_mc_error(error: McError) -> ApiError:
@@ -78,7 +78,7 @@ def from_mc_error(error: McError) -> ApiError:
         case NotFound():
             return ApiError(404, error.message, code="model_not_found", param="model")
         case Exhausted():
-            return ApiError(503, error.message, code="exhausted", retry_after_s=later_s)
+            return ApiError(429, error.message, code="exhausted", retry_after_s=later_s)
         case Unavailable() | TransferError():
             return ApiError(503, error.message, code="unavailable", retry_after_s=later_s)
         case _:

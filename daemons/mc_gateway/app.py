@@ -14,6 +14,7 @@ import uvicorn
 
 from daemons.client.channel_pool import ChannelPool
 from daemons.client.generate import Cluster
+from daemons.client.planning import Planner
 from daemons.config.common import size_bytes
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.core.errors import ConfigError
@@ -96,7 +97,7 @@ class GatewayApp:
             loop=self.loop,
             master=self._link.channel,
             decodes=self._decodes,
-            schedule_timeout_s=settings.schedule_timeout_s,
+            planner=Planner(self._link.channel, settings.schedule_timeout_s),
             max_retries=settings.max_retries,
         )
         bridge = Bridge(cluster)

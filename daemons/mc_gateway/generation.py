@@ -67,7 +67,7 @@ class Slots:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Raises ApiError 503 when all are."""
+        """Raises ApiError 429 when all are."""
         if self.num_used >= self._max_requests:
             raise overloaded(f"this gateway answers {self._max_requests} requests already")
         self.num_used += 1

@@ -557,7 +557,7 @@ def test_a_failing_prefill_node_is_avoided_and_three_attempts_are_all(bench: Ben
     [
         (Rejected("the TTFT would be 9 s", retry_after_ms=2500), 429, "3"),
         (NotFound("no such model"), 404, None),
-        (Exhausted("full", retry_after_ms=100), 503, "1"),
+        (Exhausted("full", retry_after_ms=100), 429, "1"),
         (Unavailable("no prefill node"), 503, "1"),
     ],
 )
@@ -735,7 +735,7 @@ def test_full_gateway_refuses_with_retry_after(tmp_path: Path) -> None:
             events = first.iter_bytes()
             next(events)
             refused = bench.post(chat())
-            assert refused.status_code == 503
+            assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
         decode.answer = says("ok")
         eventually(lambda: bench.post(chat()).status_code == 200)

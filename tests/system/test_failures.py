@@ -1,5 +1,6 @@
 """Killing and stopping daemons under traffic: requests end clearly or are retried, nothing hangs, no token is wrong."""
 
+import asyncio
 import signal
 import threading
 import time
@@ -153,6 +154,26 @@ def test_without_a_master_requests_get_503_and_it_comes_back(
         assert time.monotonic() - began_s < 3
     cluster.restart("mc-master")
     traffic.wait_for(10)
+
+
+def test_burst_is_answered_or_told_to_come_back(cluster: LocalCluster) -> None:
+    """Three hundred at once: a master that is only busy is never taken for one that is gone."""
+
+    async def burst() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=300)
+        async with httpx.AsyncClient(timeout=120, limits=limits) as http:
+            bodies = [
+                {"model": "tiny", "prompt": random_prompt(i, 60, 250), "max_tokens": 4}
+                for i in range(300)
+            ]
+            posts = [http.post(f"{cluster.url}/v1/completions", json=body) for body in bodies]
+            return await asyncio.gather(*posts)
+
+    responses = asyncio.run(burst())
+    refused = [response for response in responses if response.status_code != 200]
+    assert all(response.status_code == 429 for response in refused), refused[0].text
+    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+    assert len(refused) < 100
 
 
 def test_running_stream_survives_the_master(cluster: LocalCluster) -> None:
