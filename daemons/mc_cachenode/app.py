@@ -55,11 +55,13 @@ class CachenodeApp:
         self._engine = TransferEngine(
             epoch=self._epoch,
             bind_host=config.transfer.host,
+            more_hosts=config.transfer.more_hosts,
             tcp_port=config.transfer.port,
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
             secret=read_secret(config.transfer.secret_file),
         )
+        self._devices = host_devices(wants_rdma="rdma" in config.transfer.transports)
         self._segment = _create_segment(config.segment, self._path)
         self._is_closed = threading.Event()
         if not config.segment.prefault:
@@ -174,7 +176,7 @@ class CachenodeApp:
             data=self._engine.address,
             segments=[segment],
             metrics=self._metrics_server.address,
-            devices=host_devices(),
+            devices=self._devices,
         )
 
     def _measure(self) -> None:

@@ -48,6 +48,7 @@ class InstanceNode:
         self.transfer = TransferEngine(
             epoch=self._epoch,
             bind_host=config.transfer.host,
+            more_hosts=config.transfer.more_hosts,
             tcp_port=config.transfer.port,
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
@@ -130,5 +131,5 @@ class InstanceNode:
             model=self.instance.model,
             capacity_tokens=self.instance.arena.capacity_tokens,
             metrics=self._metrics.address if self._metrics is not None else "",
-            devices=host_devices(),
+            devices=host_devices(wants_rdma="rdma" in self._config.transfer.transports),
         )

@@ -24,6 +24,7 @@ from daemons.transfer.hardware import (
     Topology,
 )
 from daemons.transfer.sysfs import Sysfs
+from daemons.transfer.transports.rdma import why_unavailable
 
 _SAME_SWITCH: Final = 0
 """Plus the bridges between the two; the numbers below are only compared with each other."""
@@ -113,9 +114,11 @@ def describe_devices(topology: Topology) -> list[str]:
 
 
 @functools.cache
-def host_devices() -> list[str]:
-    """`describe_devices` of this host as it was when first asked."""
-    return describe_devices(discover())
+def host_devices(*, wants_rdma: bool) -> list[str]:
+    """`describe_devices` of this host as it was when first asked, and why it has no RDMA where that is wanted."""
+    lines = describe_devices(discover())
+    why = why_unavailable() if wants_rdma else None
+    return [*lines, f"rdma: not used: {why}"] if why else lines
 
 
 def _or_unknown(numa: int | None) -> str:

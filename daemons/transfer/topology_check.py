@@ -160,9 +160,10 @@ def _check_siblings(topology: Topology) -> Iterator[Finding]:
 
 
 def _check_verbs(topology: Topology, reason: str, *, wants_rdma: bool) -> Iterator[Finding]:
-    if reason and (topology.rdma or wants_rdma):
+    if reason:
+        harmless: Severity = "warning" if topology.rdma else "info"
         yield _finding(
-            "error" if wants_rdma else "warning",
+            "error" if wants_rdma else harmless,
             topology.rdma[0].name if topology.rdma else "rdma",
             f"RDMA cannot be used: {reason}",
             "data goes over tcp until that is mended; for trials: rdma link add rxe0 type rxe netdev NIC",

@@ -65,7 +65,9 @@ def open_rdma(
         return RdmaTransport(epoch, bind_host, deliver=deliver, secret=secret)
     except RdmaUnavailable as error:
         if is_required:
-            raise ConfigError(f"rdma cannot be used: {error.message}") from error
+            raise ConfigError(
+                f"transports name rdma without tcp, but RDMA cannot be used: {error.message}"
+            ) from error
         log.warning("rdma is not used why=%s", error.message)
         return None
 
