@@ -89,7 +89,7 @@ class Filling:
         try:
             request.prefill = self._channels.get(plan.prefill.control).request(
                 ask,
-                timeout_s=self._prefill_timeout_s,
+                timeout_s=self._prefill_time_s(request),
                 on_reply=lambda reply: self._on_reply(request, reply),
                 on_part=lambda part: self._on_part(request, part),
             )
@@ -113,6 +113,11 @@ class Filling:
     def close(self) -> None:
         self._puller.close()
         self._loader.close()
+
+    def _prefill_time_s(self, request: Request) -> float:
+        """No prefill for longer than whoever asked us waits."""
+        left_s = request.call.deadline_s - self._loop.clock()
+        return min(self._prefill_timeout_s, max(0.001, left_s))
 
     def _start_load(self, request: Request, matched: list[BlockLocation]) -> None:
         slot, geometry = request.slot, self._instance.geometry

@@ -13,7 +13,7 @@ from daemons.client.prefix_load import PrefixLoad
 from daemons.engine.kv_arena import KvSlot
 from daemons.protocol.request import Generate, PrefillReply, Timing
 from daemons.protocol.segment import Source
-from daemons.rpc import Call, Pending
+from daemons.rpc import Call, Pending, Timer
 
 State = Literal["waiting", "filling", "decoding", "ended"]
 Holder = Literal["load", "engine", "put"]
@@ -25,6 +25,8 @@ class Request:
     message: Generate
     arrived_s: float
     state: State = "waiting"
+    deadline: Timer | None = None
+    """Whoever asked has given up by then: it ends wherever it is."""
     slot: KvSlot | None = None
     prefill: Pending | None = None
     source: Source | None = None

@@ -13,7 +13,7 @@ from daemons.engine.instance import Instance
 from daemons.mc_decode.filling import Events, Filling
 from daemons.mc_decode.metrics import DecodeMetrics
 from daemons.mc_decode.publishing import answer_blocks
-from daemons.mc_decode.request import Holder, Request
+from daemons.mc_decode.request import Holder, Request, State
 from daemons.protocol.base import Message
 from daemons.protocol.node import InstanceLoad
 from daemons.protocol.request import (
@@ -83,6 +83,8 @@ class Requests:
         self._check(message)
         request = Request(call, message, self._loop.clock())
         call.on_gone = lambda: self.cancel(message.request_id)
+        left_s = max(0.0, call.deadline_s - self._loop.clock())
+        request.deadline = self._loop.call_later(left_s, self._expire, request)
         self._requests[message.request_id] = request
         self._waiting.append(request)
         self._start_waiting()
@@ -214,7 +216,7 @@ class Requests:
         if request.state == "ended":
             return
         assert request.reply is not None
-        state, request.state = request.state, "ended"
+        state = _end(request)
         if state == "decoding":
             self._effects.leave(request)
             if finish != "cancelled":
@@ -252,7 +254,7 @@ class Requests:
     def _fail(self, request: Request, error: McError) -> None:
         if request.state == "ended":
             return
-        state, request.state = request.state, "ended"
+        state = _end(request)
         if state == "decoding":
             self._effects.leave(request)
         elif state == "filling":
@@ -267,6 +269,25 @@ class Requests:
             )
         )
         self._release_if_idle(request)
+
+    def _expire(self, request: Request) -> None:
+        doing = {
+            "waiting": f"waited for KV room behind {self._num_before(request)} others",
+            "filling": "waited for its prefill",
+            "decoding": f"was at token {len(request.tokens)}",
+        }
+        if request.state in doing:
+            took_s = self._loop.clock() - request.arrived_s
+            self._fail(
+                request,
+                Unavailable(
+                    f"the request's time ended after {took_s:.1f} s on decode node {self._node}, "
+                    f"where it {doing[request.state]}; ask for less, or allow more time"
+                ),
+            )
+
+    def _num_before(self, request: Request) -> int:
+        return self._waiting.index(request) if request in self._waiting else 0
 
     def _publish(self, request: Request) -> None:
         target = request.message.plan.put_target
@@ -299,3 +320,11 @@ class Requests:
             slot, request.slot = request.slot, None
             self._instance.release(slot)
         self._start_waiting()
+
+
+def _end(request: Request) -> State:
+    """Nothing more happens to it; returns what it was doing."""
+    state, request.state = request.state, "ended"
+    if request.deadline is not None:
+        request.deadline.cancel()
+    return state

@@ -38,7 +38,8 @@ class Job:
     slot: KvSlot | None = None
     load: PrefixLoad | None = None
     holders: set[Holder] = field(default_factory=set)
-    hold_timer: Timer | None = None
+    timer: Timer | None = None
+    """Until it is answered, when whoever asked gives up; then, until when the KV is held for it."""
     is_ended: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     num_reused_tokens: int = 0

@@ -86,6 +86,8 @@ class Jobs:
         self._check(request)
         job = Job(call, request, self._loop.clock())
         call.on_gone = lambda: self.cancel(request.request_id)
+        left_s = max(0.0, call.deadline_s - self._loop.clock())
+        job.timer = self._loop.call_later(left_s, self._expire, job)
         self._jobs[request.request_id] = job
         self._waiting.append(job)
         self._start_waiting()
@@ -276,8 +278,21 @@ class Jobs:
         self.metrics.tokens.labels("reused").inc(job.num_reused_tokens)
         self.metrics.compute.observe(timing.compute_s)
         hold_s = min(self._config.hold_s, job.request.hold_ms / 1000)
-        job.hold_timer = self._loop.call_later(
+        if job.timer is not None:
+            job.timer.cancel()
+        job.timer = self._loop.call_later(
             hold_s, self._end, job, Unavailable("nobody pulled the KV in time")
+        )
+
+    def _expire(self, job: Job) -> None:
+        where = "being computed" if job.slot is not None else "waiting for KV room"
+        took_s = self._loop.clock() - job.arrived_s
+        self._end(
+            job,
+            Unavailable(
+                f"the prompt's time ended after {took_s:.1f} s here, {where} with "
+                f"{len(self._jobs) - 1} others; send shorter prompts, or allow more time"
+            ),
         )
 
     def _end(self, job: Job, error: McError) -> None:
@@ -286,6 +301,8 @@ class Jobs:
             return
         job.is_ended = True
         job.cancelled.set()
+        if job.timer is not None:
+            job.timer.cancel()
         if not job.call.is_done:
             self.metrics.requests.labels("failed").inc()
         job.call.fail(error)
@@ -307,8 +324,8 @@ class Jobs:
         job.holders.discard(holder)
         if job.holders or job.slot is None:
             return
-        if job.hold_timer is not None:
-            job.hold_timer.cancel()
+        if job.timer is not None:
+            job.timer.cancel()
         job.is_ended = True
         slot, job.slot = job.slot, None
         self._instance.release(slot)

@@ -26,7 +26,8 @@ GEOMETRY = KvGeometry(num_layers=1, num_kv_heads=1, head_dim=4, dtype="float32",
 class Call:
     """Keeps what was said; `is_peer_gone` makes the next word fail, as a send does."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
         self.said: list[object] = []
         self.error: McError | None = None
         self.is_done = self.is_peer_gone = False
@@ -88,7 +89,7 @@ class Bench:
         self.jobs = Jobs(self.loop, config, instance, effects, ways)
         self._num_requests = 0
 
-    def admit(self, num_tokens: int = 500, **more: object) -> Call:
+    def admit(self, num_tokens: int = 500, timeout_s: float = 600.0, **more: object) -> Call:
         self._num_requests += 1
         tokens = [1] * num_tokens
         fields = {
@@ -103,7 +104,7 @@ class Bench:
             "cache": "use",
             "tenant": "",
         }
-        call = Call()
+        call = Call(self.clock() + timeout_s)
         self.jobs.admit(call, Prefill(**(fields | more)))
         return call
 
@@ -112,6 +113,10 @@ class Bench:
         job = self.computing.pop(0)
         self.jobs.computed(job, Computed(job, 7, Timing(compute_s=0.1)))
         return job
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.loop.run_once(0)
 
     def _withdraw(self, job: Job) -> bool:
         """The first is begun, the others wait."""
@@ -143,8 +148,7 @@ def test_a_slot_is_held_until_the_decode_node_has_pulled(bench: Bench) -> None:
 def test_kv_that_nobody_pulls_is_given_up_in_time(bench: Bench) -> None:
     bench.admit()
     bench.finish()
-    bench.clock.advance(6)
-    bench.loop.run_once(0)
+    bench.advance(6)
     assert bench.arena.num_live == 0
     assert bench.advanced
 
@@ -177,6 +181,33 @@ def test_cancelled_while_it_waits_for_room_while_it_waits_for_the_model_and_whil
     assert bench.arena.num_live == 1, "the model still writes there"
     bench.finish()
     assert (bench.arena.num_live, bench.jobs.num_live) == (0, 0)
+
+
+def test_time_that_ends_before_the_answer_ends_the_prompt_wherever_it_is(bench: Bench) -> None:
+    running = bench.admit(250, timeout_s=9)
+    queued, waiting = bench.admit(250, timeout_s=7), bench.admit(250, timeout_s=5)
+    bench.advance(5.1)
+    assert isinstance(waiting.error, Unavailable)
+    assert "after 5.1 s here, waiting for KV room with 2 others" in waiting.error.message
+    bench.advance(2)
+    assert isinstance(queued.error, Unavailable)
+    assert (bench.arena.num_live, bench.jobs.num_live) == (1, 1)
+    bench.advance(2)
+    assert isinstance(running.error, Unavailable)
+    assert bench.computing[0].cancelled.is_set()
+    assert bench.arena.num_live == 1, "the model still writes there"
+    bench.finish()
+    assert (bench.arena.num_live, bench.jobs.num_live) == (0, 0)
+
+
+def test_answered_in_time_is_held_for_its_own_time(bench: Bench) -> None:
+    call = bench.admit(timeout_s=3)
+    bench.finish()
+    bench.advance(3.1)
+    assert call.error is None
+    assert bench.arena.num_live == 1
+    bench.advance(2)
+    assert bench.arena.num_live == 0
 
 
 def test_those_that_wait_for_a_peer_that_is_gone_all_end(bench: Bench) -> None:
