@@ -1,7 +1,8 @@
 """`mcctl bench transfer`: READ and WRITE against a peer process, each figure beside the limit of the same moment.
 
 The limit is a memcpy loop over the same sizes for shm, and plain Python sockets with the same number of streams and
-the same buffers for tcp. Both are measured in turns, so that what else the machine does falls on both.
+the same buffers for tcp. Both are measured in turns, so that what else the machine does falls on both. For rdma it is
+what perftest says, where that is installed.
 """
 
 import contextlib
@@ -24,10 +25,11 @@ from daemons.core.errors import Unavailable
 from daemons.core.units import MIB, format_size
 from daemons.transfer import ByteArray, Read, TransferEngine, Write, allocate_shared, contiguous
 from daemons.transfer.transports.tcp import streams_for
+from mcctl import perftest
 from mcctl.transfer_peer import REQUEST, PeerAnnouncement, set_buffers
 
 Progress = Callable[[str], object]
-TransportName = Literal["shm", "tcp"]
+TransportName = Literal["shm", "tcp", "rdma"]
 Operation = Literal["read", "write"]
 
 SIZES: Final = ("4KiB", "64KiB", "1MiB", "16MiB", "256MiB")
@@ -36,6 +38,7 @@ _MAX_BATCH_BYTES: Final = 256 * MIB
 _ROUNDS: Final = 5
 _ROUND_S: Final = 0.15
 _MIN_REPEATS: Final = 3
+_PERFTEST_S: Final = 0.5
 
 
 class TransferRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +50,11 @@ class TransferRow(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     threads: int
     gb_s: float
-    limit_gb_s: float
-    ratio: float
+    limit_gb_s: float | None
+    """None where the limit could not be measured."""
+    ratio: float | None
     p50_us: float
-    limit_p50_us: float
+    limit_p50_us: float | None
     cpu_s_per_gb: float
     """Of both processes together."""
 
@@ -75,7 +79,7 @@ class TransferPlan:
 def run(plan: TransferPlan, progress: Progress) -> TransferResult:
     rows: list[TransferRow] = []
     largest = max(size * _batch_of(plan, size) for size in plan.sizes)
-    with _peer(largest) as peer:
+    with _peer(largest, plan.transports) as peer:
         for transport in plan.transports:
             engine = TransferEngine(unix_dir=peer.directory, transports=(transport,))
             memory = allocate_shared("bench-local", largest * plan.threads)
@@ -95,6 +99,7 @@ def run(plan: TransferPlan, progress: Progress) -> TransferResult:
         limits={
             "shm": "memcpy of the same blocks in one process, the same threads",
             "tcp": "plain Python sockets, the same number of streams and socket buffers",
+            "rdma": "ib_read_bw and ib_write_bw of perftest over one device, messages of the same size",
         },
     )
 
@@ -118,10 +123,11 @@ class _Peer:
 
 
 @contextlib.contextmanager
-def _peer(region_bytes: int) -> Iterator[_Peer]:
+def _peer(region_bytes: int, transports: Sequence[TransportName]) -> Iterator[_Peer]:
+    arguments = [str(region_bytes), *transports]
     with tempfile.TemporaryDirectory(prefix="mcb-") as directory:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mcctl.transfer_peer", directory, str(region_bytes)],
+            [sys.executable, "-m", "mcctl.transfer_peer", directory, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -175,7 +181,7 @@ class _Case:
             return lambda: engine.write(region, writes, timeout_s=60)
 
         with contextlib.ExitStack() as stack:
-            limit = self._memcpy() if self._transport == "shm" else self._sockets(stack)
+            limit = self._limit(stack)
             engine_moves = [mover(local) for local in self._locals]
             for warm in (*engine_moves, *limit):
                 warm()
@@ -186,22 +192,36 @@ class _Case:
                 cpu_s += time.process_time() + self._peer.cpu_s() - before_s
                 moved += len(times) * self._total
                 took.append(median(times))
-                limit_took.append(median(_timed(limit)))
-        rate = self._total * self._threads / median(took) / 1e9
-        limit_rate = self._total * self._threads / median(limit_took) / 1e9
+                if limit:
+                    limit_took.append(median(_timed(limit)))
+        rate = self._total * self._threads / median(took)
+        limit_rate = self._total * self._threads / median(limit_took) if limit else None
+        if self._transport == "rdma":
+            num_messages = max(5, min(int(rate * _PERFTEST_S / self._size), 20_000))
+            limit_rate = perftest.bandwidth(operation, self._size, num_messages)
         return TransferRow(
             transport=self._transport,
             operation=operation,
             size_bytes=self._size,
             batch=self._batch,
             threads=self._threads,
-            gb_s=rate,
-            limit_gb_s=limit_rate,
-            ratio=rate / limit_rate,
+            gb_s=rate / 1e9,
+            limit_gb_s=limit_rate / 1e9 if limit_rate else None,
+            ratio=rate / limit_rate if limit_rate else None,
             p50_us=median(took) * 1e6,
-            limit_p50_us=median(limit_took) * 1e6,
+            limit_p50_us=median(limit_took) * 1e6 if limit else None,
             cpu_s_per_gb=cpu_s / (moved / 1e9),
         )
+
+    def _limit(self, stack: contextlib.ExitStack) -> list[Callable[[], None]]:
+        """What is measured in turns with the engine, for each thread."""
+        match self._transport:
+            case "shm":
+                return self._memcpy()
+            case "tcp":
+                return self._sockets(stack)
+            case "rdma":
+                return []
 
     def _memcpy(self) -> list[Callable[[], None]]:
         source = np.ones(self._total, np.uint8)

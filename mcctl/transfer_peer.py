@@ -1,6 +1,6 @@
 """The other process of `mcctl bench transfer`: lends memory, and serves plain sockets for the limit of the run.
 
-    python -m mcctl.transfer_peer UNIX_DIR REGION_BYTES
+    python -m mcctl.transfer_peer UNIX_DIR REGION_BYTES TRANSPORT...
 
 It prints what the bench needs, answers "cpu" with the CPU seconds it used, and ends with its stdin.
 """
@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,10 +49,10 @@ def _accept(listener: socket.socket, memory: memoryview) -> None:
         threading.Thread(target=_serve, args=(connection, memory), daemon=True).start()
 
 
-def main(unix_dir: str, region_bytes: int) -> None:
+def main(unix_dir: str, region_bytes: int, transports: Sequence[str]) -> None:
     memory = allocate_shared("bench", region_bytes)
     memory.array[:] = 1
-    engine = TransferEngine(unix_dir=Path(unix_dir))
+    engine = TransferEngine(unix_dir=Path(unix_dir), transports=transports)
     with socket.socket() as listener:
         set_buffers(listener)
         listener.bind(("127.0.0.1", 0))
@@ -72,4 +73,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

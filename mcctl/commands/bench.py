@@ -9,8 +9,9 @@ import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.errors import McError, NotFound, Unavailable
+from daemons.core.errors import ConfigError, McError, NotFound, Unavailable
 from daemons.core.units import format_duration, format_size, parse_size
+from daemons.transfer.transports.rdma import why_unavailable
 from mcctl import model_store, render, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.commands import new_app
@@ -100,34 +101,43 @@ def transfer(
     ] = ",".join(transfer_bench.SIZES),
     batch: Annotated[int, typer.Option(min=1, help="Blocks in one batch; fewer where large.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=8, help="Batches at the same time.")] = 1,
-    transport: Annotated[str, typer.Option(help="shm, tcp or all.")] = "all",
+    transport: Annotated[str, typer.Option(help="shm, tcp, rdma or all.")] = "all",
 ) -> None:
-    """The Transfer Engine against memcpy or plain sockets, measured in turns with a peer process.
+    """The Transfer Engine against memcpy, plain sockets or perftest, with a peer process.
 
     \b
     Example: mcctl bench transfer --sizes 4KiB,1MiB --transport shm
     Example: mcctl bench transfer --batch 32 --threads 2 --output json
     """
-    names: dict[str, tuple[transfer_bench.TransportName, ...]] = {
-        "shm": ("shm",),
-        "tcp": ("tcp",),
-        "all": ("shm", "tcp"),
-    }
-    if transport not in names:
-        raise typer.BadParameter(f"{transport} is none of shm, tcp, all")
+    transports = _transports(transport)
     try:
         parsed = [parse_size(size) for size in sizes.split(",")]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if not all(0 < size <= transfer_bench.MAX_SIZE_BYTES for size in parsed):
         raise typer.BadParameter("a size is between 1 byte and 1 GiB")
-    plan = transfer_bench.TransferPlan(parsed, batch, threads, names[transport])
+    plan = transfer_bench.TransferPlan(parsed, batch, threads, transports)
     is_json = settings_of(context).output == "json"
     with render.progress("starting a peer process") as progress:
         result = transfer_bench.run(plan, progress)
     render.show_table("transfer", _TRANSFER_COLUMNS, result.rows, on_stderr=is_json)
     if is_json:
         render.emit_json(result)
+
+
+def _transports(name: str) -> tuple[transfer_bench.TransportName, ...]:
+    match name:
+        case "shm" | "tcp":
+            return (name,)
+        case "rdma" | "all":
+            why = why_unavailable()
+            if why and name == "rdma":
+                raise ConfigError(f"rdma cannot be measured here: {why}")
+            if why:
+                render.complain(f"rdma is not measured: {why}")
+                return ("shm", "tcp")
+            return ("rdma",) if name == "rdma" else ("shm", "tcp", "rdma")
+    raise typer.BadParameter(f"{name} is none of shm, tcp, rdma, all")
 
 
 def run_oracle(path: Path, dtype: str, plan: ServePlan) -> dict[str, dict[str, float]]:
@@ -199,16 +209,20 @@ _COLUMNS = [
 ]
 
 
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
 _TRANSFER_COLUMNS = [
     Column("path", lambda row: row.transport),
     Column("op", lambda row: row.operation),
     Column("size", lambda row: format_size(row.size_bytes), is_number=True),
     Column("batch", lambda row: str(row.batch), is_number=True),
     Column("GB/s", lambda row: f"{row.gb_s:.2f}", is_number=True),
-    Column("limit", lambda row: f"{row.limit_gb_s:.2f}", is_number=True),
-    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
+    Column("limit", lambda row: _or_dash(row.limit_gb_s, ".2f"), is_number=True),
+    Column("ratio", lambda row: _or_dash(row.ratio, ".2f"), is_number=True),
     Column("p50 us", lambda row: f"{row.p50_us:.1f}", is_number=True),
-    Column("limit us", lambda row: f"{row.limit_p50_us:.1f}", is_number=True),
+    Column("limit us", lambda row: _or_dash(row.limit_p50_us, ".1f"), is_number=True),
     Column("CPU s/GB", lambda row: f"{row.cpu_s_per_gb:.2f}", is_number=True),
 ]
 

@@ -1,25 +1,31 @@
 """What RDMA costs here, printed: CPU per slice beside a bare pyverbs loop, bandwidth beside perftest's."""
 
-import contextlib
+import json
 import shutil
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-import numpy as np
 import pytest
-from vm.conftest import MakeTransport, Peer
+from vm.conftest import MakeTransport, Nursery, Peer
 from vm.measured import report
 from vm.peer import SIZE_BYTES, make_region
 
+from daemons.core.units import MIB
 from daemons.protocol.segment import Strided
 from daemons.transfer.memory import allocate_shared
 from daemons.transfer.strided import contiguous
 from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch
 from daemons.transfer.transports.rdma.verbs import load
+from mcctl import perftest
+from mcctl.main import main
 
 ROWS = Strided(offset=0, row_bytes=64, num_rows=400, stride_bytes=128)
 TIMEOUT_S = 60.0
+MOST_CPU = 1.3
+LEAST_SPEED = 0.7
+MAX_ROUNDS = 20
+"""Of the least figures: more rounds are taken while a busy machine spoils them."""
 
 
 def cpu_s(run: Callable[[], object]) -> float:
@@ -27,6 +33,12 @@ def cpu_s(run: Callable[[], object]) -> float:
     started_s = time.thread_time()
     run()
     return time.thread_time() - started_s
+
+
+def best_ratio(rounds: Sequence[tuple[float, float]]) -> float:
+    """Ours by theirs, each at its best."""
+    ours, theirs = (min(took) for took in zip(*rounds, strict=True))
+    return ours / theirs
 
 
 def test_cpu_of_a_slice_is_near_that_of_a_bare_loop(
@@ -71,16 +83,20 @@ def test_cpu_of_a_slice_is_near_that_of_a_bare_loop(
                 time.sleep(0)
 
     # In turns, so that what else runs on the machine meets both; the transport takes a queue pair of its own.
-    rounds = [(cpu_s(lambda: transport.read(batch)), cpu_s(bare)) for _ in range(7)]
-    ours_s, bare_s = (min(took) for took in zip(*rounds, strict=True))
+    rounds: list[tuple[float, float]] = []
+    while len(rounds) < MAX_ROUNDS and (len(rounds) < 7 or best_ratio(rounds) > MOST_CPU):
+        rounds.append((cpu_s(lambda: transport.read(batch)), cpu_s(bare)))
     transport._pool.release(endpoint)
-    per_slice = [f"{seconds / ROWS.num_rows * 1e6:.1f} us" for seconds in (ours_s, bare_s)]
-    report(f"CPU per slice: {per_slice[0]}, bare loop {per_slice[1]}, ratio {ours_s / bare_s:.2f}")
-    assert ours_s < 2 * bare_s, "the aim is 1.3; a shared machine is given some room"
+    ours_s, bare_s = (min(took) / ROWS.num_rows for took in zip(*rounds, strict=True))
+    ratio = best_ratio(rounds)
+    report(f"CPU per slice: {ours_s * 1e6:.1f} us, bare loop {bare_s * 1e6:.1f} us, {ratio:.2f}x")
+    assert ratio <= MOST_CPU
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
-def test_bandwidth_beside_perftest(way: str, make_transport: MakeTransport, own_peer: Peer) -> None:
+def test_bandwidth_beside_perftest(
+    way: Literal["read", "write"], make_transport: MakeTransport, own_peer: Peer
+) -> None:
     transport = make_transport(device_names=["rxe0"])
     memory = allocate_shared("memory", SIZE_BYTES)
     memory.array[:] = 1
@@ -96,41 +112,35 @@ def test_bandwidth_beside_perftest(way: str, make_transport: MakeTransport, own_
             transport.write(WriteBatch(own_peer.writable, [Write.at(0, memory.array)], TIMEOUT_S))
 
     move()
-    took = []
-    for _ in range(5):
+    rounds: list[tuple[float, float]] = []
+    while len(rounds) < MAX_ROUNDS and (len(rounds) < 3 or 1 / best_ratio(rounds) < LEAST_SPEED):
         started_s = time.monotonic()
         move()
-        took.append(time.monotonic() - started_s)
-    ours = SIZE_BYTES / float(np.median(took)) / 2**20
-    theirs = _perftest(way)
-    beside = (
-        f"ib_{way}_bw {theirs:.0f} MiB/s, ratio {ours / theirs:.2f}" if theirs else "no perftest"
+        ours_s = (time.monotonic() - started_s) / (SIZE_BYTES >> 20)
+        theirs = perftest.bandwidth(way, MIB, 10)
+        if theirs is None:
+            pytest.skip(f"ib_{way}_bw of perftest is missing, or said nothing")
+        rounds.append((ours_s, MIB / theirs))
+    ours, theirs = (1 / min(took) for took in zip(*rounds, strict=True))
+    report(
+        f"{way} of 1 MiB slices: {ours:.1f} MiB/s, ib_{way}_bw {theirs:.1f}, {ours / theirs:.2f}x"
     )
-    report(f"{way} of 1 MiB slices: {ours:.0f} MiB/s; {beside}")
-    assert ours > 1
+    assert ours / theirs >= LEAST_SPEED
 
 
-def _perftest(way: str) -> float | None:
-    """MiB/s of `ib_read_bw` or `ib_write_bw` at 1 MiB over the same cable; None where it is not installed."""
-    program = shutil.which(f"ib_{way}_bw")
-    if program is None:
-        return None
-    common = [program, "-s", "1048576", "-n", "20", "-x", "1", "-p", "19000", "-F"]
-    server = subprocess.Popen([*common, "-d", "rxe0p"], stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(20):
-            time.sleep(0.5)
-            done = subprocess.run(
-                [*common, "-d", "rxe0", "127.0.0.1"], capture_output=True, text=True, check=False
-            )
-            rows = [line.split() for line in done.stdout.splitlines()]
-            for row in rows:
-                with contextlib.suppress(ValueError, IndexError):
-                    if row[0] == "1048576":
-                        return float(row[3])
-            if server.poll() is not None:
-                return None
-        return None
-    finally:
-        server.kill()
-        server.wait()
+def test_bench_prints_perftest_beside_its_rows(
+    nursery: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nursery
+    sizes = ["--sizes", "64KiB,1MiB", "--transport", "rdma", "--output", "json"]
+    assert main(["bench", "transfer", *sizes]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["operation"], row["size_bytes"]) for row in rows] == [
+        (operation, size) for size in (64 << 10, 1 << 20) for operation in ("read", "write")
+    ]
+    for row in rows:
+        beside = "no perftest"
+        if shutil.which(f"ib_{row['operation']}_bw"):
+            beside = f"perftest {row['limit_gb_s'] * 1e3:.1f} MB/s, ratio {row['ratio']:.2f}"
+        size = f"{row['size_bytes'] >> 10} KiB"
+        report(f"mcctl bench, {row['operation']} {size}: {row['gb_s'] * 1e3:.1f} MB/s; {beside}")
