@@ -1,5 +1,7 @@
 """How memory is named between processes: where its owner can be reached, and which bytes of it are meant."""
 
+import msgspec
+
 from daemons.core.ids import Epoch, HostId
 from daemons.protocol.base import Record
 
@@ -9,7 +11,7 @@ class DataAddress(Record, frozen=True, kw_only=True):
 
     `unix_path` serves peers with the same `host_id` (they map regions), `tcp` ("host:port") all others; `rdma`
     ("host:port", empty without RDMA) is where queue pairs are set up. `epoch` is the life of the process: a
-    descriptor of an older one is refused.
+    descriptor of an older one is refused. `tcp_more` are further addresses of the same data port, on other NICs.
     """
 
     host_id: HostId
@@ -17,6 +19,7 @@ class DataAddress(Record, frozen=True, kw_only=True):
     tcp: str
     epoch: Epoch
     rdma: str = ""
+    tcp_more: list[str] = msgspec.field(default_factory=list)
 
 
 class RegionRef(Record, frozen=True, kw_only=True):

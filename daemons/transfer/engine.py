@@ -20,6 +20,7 @@ from daemons.transfer.handle import BatchStatus, Handle, state_after
 from daemons.transfer.listeners import listen
 from daemons.transfer.memory import Access, SharedMemory, host_id
 from daemons.transfer.notifications import MAX_MESSAGE_BYTES, Notification, Notifications
+from daemons.transfer.plan import PathView
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import check_within
 from daemons.transfer.transports.access import AccessRules
@@ -49,7 +50,8 @@ _DEREGISTER_TIMEOUT_S = 5.0
 class TransferEngine:
     """Data plane of one process. Thread safe.
 
-    `unix_dir` None or no "shm" among `transports`: TCP only; it listens on nothing but what it is told. With
+    `unix_dir` None or no "shm" among `transports`: TCP only; it listens on nothing but what it is told. `more_hosts`
+    are addresses of further NICs: peers spread TCP transfers over all of them and outlive the loss of some. With
     `secret`, daemons are the peers that know it, else processes of the same user on this host; only they map
     memory. `require_capability`: others get only what a `grant` opens.
     """
@@ -59,6 +61,7 @@ class TransferEngine:
         *,
         epoch: Epoch | None = None,
         bind_host: str = "127.0.0.1",
+        more_hosts: Sequence[str] = (),
         tcp_port: int = 0,
         unix_dir: Path | None = None,
         transports: Sequence[str] = ("shm", "tcp"),
@@ -88,13 +91,13 @@ class TransferEngine:
         known = {"shm": self._shm, "tcp": self._tcp, "rdma": self._rdma}
         self._transports += [found for scheme in transports if (found := known[scheme])]
         self._unix_path = unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
-        listeners, tcp_endpoint = listen(
-            (bind_host, tcp_port) if "tcp" in transports else None, self._unix_path
-        )
+        hosts = (bind_host, *more_hosts) if "tcp" in transports else ()
+        listeners, endpoints = listen(hosts, tcp_port, self._unix_path)
         self.address = DataAddress(
             host_id=host_id(),
             unix_path=str(self._unix_path or ""),
-            tcp=tcp_endpoint,
+            tcp=endpoints[0] if endpoints else "",
+            tcp_more=endpoints[1:],
             epoch=epoch,
             rdma=self._rdma.endpoint if self._rdma else "",
         )
@@ -250,6 +253,10 @@ class TransferEngine:
             peer.unpin(region_id)
             raise
         return View(mapped, ranges, lambda: peer.unpin(region_id))
+
+    def paths(self, address: DataAddress) -> list[PathView]:
+        """How the TCP addresses of a peer with several do; empty before the first transfer."""
+        return [] if self._tcp is None else self._tcp.views(address)
 
     def submit(self, batches: Sequence[ReadBatch | WriteBatch]) -> Handle:
         """Run batches one after the other on a thread of the engine, up to the first that fails."""

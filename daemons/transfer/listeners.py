@@ -1,6 +1,7 @@
 """The sockets of a data port: exactly the addresses it was told, and a UNIX path in a private directory."""
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from daemons.core.errors import ConfigError
@@ -10,23 +11,26 @@ _MAX_UNIX_PATH = 107
 _BACKLOG = 128
 
 
-def listen(tcp: tuple[str, int] | None, unix_path: Path | None) -> tuple[list[socket.socket], str]:
-    """The sockets, and the "host:port" that peers are told."""
+def listen(
+    hosts: Sequence[str], port: int, unix_path: Path | None
+) -> tuple[list[socket.socket], list[str]]:
+    """The sockets, and for each host the "host:port" that peers are told."""
+    if len(set(hosts)) != len(hosts):
+        raise ConfigError("a data address is named twice")
     listeners: list[socket.socket] = []
-    endpoint = ""
+    endpoints: list[str] = []
     try:
-        if tcp is not None:
-            host = tcp[0]
-            listeners.append(_listen_tcp(host, tcp[1]))
-            port = listeners[0].getsockname()[1]
-            endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for host in hosts:
+            listeners.append(_listen_tcp(host, port))
+            bound = listeners[-1].getsockname()[1]
+            endpoints.append(f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}")
         if unix_path is not None:
             listeners.append(_listen_unix(unix_path))
     except ConfigError:
         for listener in listeners:
             listener.close()
         raise
-    return listeners, endpoint
+    return listeners, endpoints
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:

@@ -94,6 +94,7 @@ class PathView:
     num_in_flight: int
     num_failures: int
     pause_s: float
+    carried_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +104,7 @@ class _Path:
     outstanding_bytes: int = 0
     num_in_flight: int = 0
     num_failures: int = 0
+    carried_bytes: int = 0
     pause_s: float = 0.0
     """Length of the pause it is in; 0 while it is up."""
     paused_until_s: float = 0.0
@@ -203,6 +205,7 @@ class PathBook:
         """Its bytes are in place."""
         flight = self._land(ticket, now_s)
         path = flight.path
+        path.carried_bytes += flight.work.slice.length
         path.sample_bytes += flight.work.slice.length
         if path.sample_bytes >= self._policy.sample_bytes and path.sample_s > 0:
             rate, weight = path.sample_bytes / path.sample_s, self._policy.rate_weight
@@ -260,6 +263,7 @@ class PathBook:
                 num_in_flight=p.num_in_flight,
                 num_failures=p.num_failures,
                 pause_s=p.pause_s,
+                carried_bytes=p.carried_bytes,
             )
             for p in self._paths.values()
         ]

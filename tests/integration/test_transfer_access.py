@@ -27,7 +27,7 @@ from daemons.transfer import (
     contiguous,
 )
 from daemons.transfer.transports import cross_memory
-from daemons.transfer.transports.service import PullSource, encode_pull_source
+from daemons.transfer.transports.landing import PullSource, encode_pull_source
 
 SIZE = 1 << 20
 

@@ -1,14 +1,13 @@
-"""Run in another network namespace, one JSON line on stdout per result: offers memory, reads it, reads it striped.
+"""Run in another network namespace, one JSON line on stdout per result: offers memory, reads it, reads all of it.
 
-python -m kit.remote_memory offer SEED BYTES HOST...      a region per address, over the same memory
+python -m kit.remote_memory offer SEED BYTES HOST...      one region behind all the addresses
 python -m kit.remote_memory read SECONDS TIMEOUT REGION   1 MiB READs one after the other
-python -m kit.remote_memory stripe TIMEOUT REGION...      all of it once, spread by a PathBook over the regions
+python -m kit.remote_memory stripe TIMEOUT REGION         all of it once, and ten times a second how its paths do
 """
 
-import queue
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -19,8 +18,6 @@ from daemons.core.ids import new_epoch
 from daemons.core.units import MIB
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import Read, TransferEngine, contiguous
-from daemons.transfer.plan import Path, PathBook, PathPolicy, Send
-from daemons.transfer.slices import Span, cut
 
 
 def pattern(seed: int, num_bytes: int) -> NDArray[np.uint8]:
@@ -38,15 +35,14 @@ def region_of(text: str) -> RegionRef:
 
 def offer(seed: int, num_bytes: int, hosts: list[str]) -> None:
     """Until its stdin ends."""
-    memory = pattern(seed, num_bytes)
-    engines = [
-        TransferEngine(epoch=new_epoch(), bind_host=host, transports=("tcp",)) for host in hosts
-    ]
-    regions = [engine.register(memory) for engine in engines]
-    say(regions=[msgspec.msgpack.encode(region).hex() for region in regions])
+    first, *more = hosts
+    engine = TransferEngine(
+        epoch=new_epoch(), bind_host=first, more_hosts=more, transports=("tcp",)
+    )
+    region = engine.register(pattern(seed, num_bytes))
+    say(region=msgspec.msgpack.encode(region).hex())
     sys.stdin.read()
-    for engine in engines:
-        engine.close()
+    engine.close()
 
 
 def read(seconds: float, timeout_s: float, region: RegionRef) -> None:
@@ -72,47 +68,31 @@ def read(seconds: float, timeout_s: float, region: RegionRef) -> None:
     engine.close()
 
 
-def stripe(timeout_s: float, regions: list[RegionRef]) -> None:
+def stripe(timeout_s: float, region: RegionRef) -> None:
     engine = TransferEngine(epoch=new_epoch(), transports=("tcp",))
-    by_name = {f"path{i}": region for i, region in enumerate(regions)}
-    size = regions[0].size_bytes
-    local = np.zeros(size, np.uint8)
-    paths = [Path(name, 12.5e6, max_in_flight=2) for name in by_name]
-    book = PathBook(paths, PathPolicy(pause_s=0.5))
-    landed: queue.SimpleQueue[tuple[Send, str]] = queue.SimpleQueue()
-    carried = dict.fromkeys(by_name, 0)
+    local = np.zeros(region.size_bytes, np.uint8)
+    is_over = threading.Event()
 
-    def carry(send: Send) -> None:
-        reads = [
-            Read.into(contiguous(span.remote, span.length), local, span.local)
-            for span in send.slice.spans
-        ]
-        try:
-            engine.read(by_name[send.path], reads, timeout_s=timeout_s)
-        except McError as error:
-            landed.put((send, error.message))
-        else:
-            landed.put((send, ""))
+    def carried() -> dict[str, int]:
+        return {view.name: view.carried_bytes for view in engine.paths(region.address)}
 
+    def watch() -> None:
+        while not is_over.wait(0.1):
+            views = engine.paths(region.address)
+            say(carried=carried(), states={view.name: view.state for view in views})
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     began_s = time.monotonic()
-    book.submit(cut([Span(0, 0, size)], MIB))
-    end = None
-    with ThreadPoolExecutor(2 * len(paths)) as pool:
-        while end is None:
-            while send := book.next(time.monotonic()):
-                say(sent=send.path, is_trial=send.is_trial)
-                pool.submit(carry, send)
-            send, error = landed.get()
-            if error:
-                say(failed=send.path, message=error)
-                end = book.failed(send.ticket, error, time.monotonic())
-            else:
-                carried[send.path] += send.slice.length
-                end = book.completed(send.ticket, time.monotonic())
+    try:
+        engine.read(region, [Read.into(contiguous(0, local.nbytes), local)], timeout_s=timeout_s)
+    finally:
+        took_s = time.monotonic() - began_s
+        is_over.set()
+        watcher.join()
     say(
-        end=end.error,
-        took_s=time.monotonic() - began_s,
-        carried=carried,
+        took_s=took_s,
+        carried=carried(),
         checksum=int(local.sum(dtype=np.uint64)),
         digest=bytes(local[:: MIB // 4]).hex(),
     )
@@ -125,8 +105,8 @@ def main(words: list[str]) -> None:
             offer(int(seed), int(num_bytes), hosts)
         case ["read", seconds, timeout_s, region]:
             read(float(seconds), float(timeout_s), region_of(region))
-        case ["stripe", timeout_s, *regions]:
-            stripe(float(timeout_s), [region_of(region) for region in regions])
+        case ["stripe", timeout_s, region]:
+            stripe(float(timeout_s), region_of(region))
         case _:
             raise SystemExit(__doc__)
 

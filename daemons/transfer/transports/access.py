@@ -74,12 +74,19 @@ def answer_to(nonce: bytes, secret: bytes) -> bytes:
 
 def authenticate(sock: socket.socket, epoch: int, secret: bytes) -> None:
     """The client's side, right after connect. Raises OSError or ProtocolError."""
-    nonce = _exchange(sock, epoch, b"", _NONCE_BYTES)
-    _exchange(sock, epoch, answer_to(nonce, secret), 0)
+    nonce = _exchange(sock, wire.Op.AUTH, epoch, b"", _NONCE_BYTES)
+    _exchange(sock, wire.Op.AUTH, epoch, answer_to(nonce, secret), 0)
 
 
-def _exchange(sock: socket.socket, epoch: int, body: bytes, length: int) -> bytes:
-    sock.sendall(wire.encode_request(wire.Request(wire.Op.AUTH, epoch, 0, body=body)))
+def give_name(sock: socket.socket, epoch: int) -> bytes:
+    """Tell the peer a token for this connection, by which another one can end it. Raises as `authenticate`."""
+    token = secrets.token_bytes(wire.TOKEN_BYTES)
+    _exchange(sock, wire.Op.NAME, epoch, token, 0)
+    return token
+
+
+def _exchange(sock: socket.socket, op: wire.Op, epoch: int, body: bytes, length: int) -> bytes:
+    sock.sendall(wire.encode_request(wire.Request(op, epoch, 0, body=body)))
     wanted = wire.REPLY.size + length
     frame = b""
     while len(frame) < wanted:
@@ -90,5 +97,9 @@ def _exchange(sock: socket.socket, epoch: int, body: bytes, length: int) -> byte
         if len(frame) >= wire.REPLY.size:
             magic, status, _, _ = wire.REPLY.unpack_from(frame)
             if magic != wire.MAGIC or status != wire.Status.OK:
-                raise ProtocolError("the peer does not accept this cluster's secret")
+                raise ProtocolError(
+                    "the peer does not accept this cluster's secret"
+                    if op == wire.Op.AUTH
+                    else "the peer refuses a name for the connection"
+                )
     return frame[wire.REPLY.size :]

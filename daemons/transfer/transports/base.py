@@ -92,6 +92,13 @@ class Batch:
     deadline_s: float
     cancelled: Flag | None
     progress: Callable[[int], None] | None
+    stall_s: float | None
+
+    def check_stall(self, last_progress_s: float) -> None:
+        """Called when nothing moved for a tick; raises where the path is to be given up before the deadline."""
+        self.remaining_s()
+        if self.stall_s is not None and time.monotonic() - last_progress_s > self.stall_s:
+            raise TimeoutError(f"not a byte for {self.stall_s:g} s")
 
     def remaining_s(self) -> float:
         """Time left; raises when there is none or the batch was cancelled."""
@@ -130,10 +137,16 @@ class ReadBatch(Batch):
     capability: Grant | None = None
     notify: bytes | None = None
     progress: Callable[[int], None] | None = None
+    stall_s: float | None = None
+    """A path on which nothing moves for so long has failed; None: only the deadline counts."""
     deadline_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.deadline_s = time.monotonic() + self.timeout_s
+
+    @property
+    def length(self) -> int:
+        return sum(read.remote.row_bytes * read.remote.num_rows for read in self.reads)
 
     def check(self) -> None:
         """Refuse ranges outside the region or the local memory before anything moves."""
@@ -178,6 +191,8 @@ class WriteBatch(Batch):
     capability: Grant | None = None
     notify: bytes | None = None
     progress: Callable[[int], None] | None = None
+    stall_s: float | None = None
+    """A path on which nothing moves for so long has failed; None: only the deadline counts."""
     deadline_s: float = field(init=False)
 
     def __post_init__(self) -> None:

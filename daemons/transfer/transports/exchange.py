@@ -19,10 +19,12 @@ _SCRATCH_BYTES = wire.REPLY.size + wire.MAX_INLINE + wire.TRAILER.size
 class Stream:
     """A prepared socket and room for a small answer: what is not payload must never reach the caller's memory."""
 
-    __slots__ = ("scratch", "sock")
+    __slots__ = ("scratch", "sock", "token")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, token: bytes = b"") -> None:
         self.sock = sock
+        self.token = token
+        """What the peer knows this connection by, if anything."""
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
     def close(self) -> None:
@@ -88,11 +90,12 @@ def ask_small(
     start, end = wire.REPLY.size, wire.REPLY.size + length
     wanted, have = end + wire.TRAILER.size, 0
     word: int | None = None
+    asked_s = time.monotonic()
     while have < wanted:
         try:
             count = sock.recv_into(scratch[have:wanted])
         except BlockingIOError:
-            batch.remaining_s()
+            batch.check_stall(asked_s)
             continue
         if not count:
             raise ConnectionResetError("the peer closed the connection")
@@ -146,27 +149,32 @@ def refusal(status: int, message: str) -> Refusal:
 
 def send(sock: socket.socket, vectors: Iterator[memoryview], batch: Batch) -> None:
     """Gather straight from memory until the batch's deadline or cancel."""
+    moved_s = time.monotonic()
     for window in wire.windows(vectors):
         while window:
             batch.remaining_s()
             try:
                 count = wire.send_window(sock, window)
             except BlockingIOError:
+                batch.check_stall(moved_s)
                 continue
             wire.drop_front(window, count)
+            moved_s = time.monotonic()
 
 
 def fill(sock: socket.socket, vectors: Iterator[memoryview], batch: Batch) -> None:
     """Scatter straight into memory until the batch's deadline or cancel."""
+    moved_s = time.monotonic()
     for window in wire.windows(vectors):
         while window:
             try:
                 count = wire.receive_window(sock, window)
             except BlockingIOError:
-                batch.remaining_s()
+                batch.check_stall(moved_s)
                 continue
             if count == 0:
                 raise ConnectionResetError("the peer closed the connection")
             wire.drop_front(window, count)
+            moved_s = time.monotonic()
             if window:
                 batch.remaining_s()

@@ -17,9 +17,10 @@ GRACE_S = 0.25
 
 
 class HalfClosed:
-    """Thread safe. Takes the socket over."""
+    """Thread safe. Takes the socket over. By `token`, if any, the target can be asked elsewhere to end it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, token: bytes = b"") -> None:
+        self.token = token
         self._sock = sock
         self._lock = threading.Lock()
         self._is_closed = False
@@ -34,6 +35,12 @@ class HalfClosed:
             if time.monotonic() >= deadline_s:
                 break
         return self._is_closed
+
+    def was_ended(self) -> None:
+        """The target said over another path that it has ended this one."""
+        with self._lock:
+            self._is_closed = True
+            self._sock.close()
 
     def _look(self) -> None:
         """Waits a tick. Only the target's own end counts; a network that went silent proves nothing."""

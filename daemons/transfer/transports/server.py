@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from daemons.core.errors import ProtocolError
 from daemons.transfer.transports import sockets, wire
-from daemons.transfer.transports.service import STALL_S, Connection, ServerCounters, Service
+from daemons.transfer.transports.connection import STALL_S, Connection
+from daemons.transfer.transports.service import ServerCounters, Service
 
 _MAX_CONNECTIONS = 256
 _NUM_WORKERS = 64
@@ -21,7 +22,9 @@ _MAX_LINGERING = 16
 _HEADER_TIMEOUT_S = 5.0
 _FIRST_READ = 8192
 
-_QUICK = frozenset((wire.Op.MAP, wire.Op.AUTH, wire.Op.PIN, wire.Op.UNPIN, wire.Op.NOTIFY))
+_QUICK = frozenset(
+    (wire.Op.MAP, wire.Op.AUTH, wire.Op.PIN, wire.Op.UNPIN, wire.Op.NOTIFY, wire.Op.NAME)
+)
 """Served by the port's own thread: two processes that PULL from each other must not wait for workers."""
 
 

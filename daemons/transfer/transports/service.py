@@ -1,91 +1,31 @@
 """What the data port does with one request. Everything is checked before a byte moves; refusals keep the connection.
 
-A WRITE is carried out only while its writer still holds the connection open, and its region counts as in use for
-as long: closing one or deregistering the other is what fences it.
+How WRITEs land is landing.py's.
 """
 
-import contextlib
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-import numpy as np
-
-from daemons.core.errors import McError, TransferError, Unavailable
+from daemons.core.errors import McError, TransferError
 from daemons.core.ids import Epoch
-from daemons.protocol.base import Record
-from daemons.protocol.segment import RegionRef, Strided
 from daemons.transfer.capability import BadCapability, Operation
 from daemons.transfer.memory import Region
 from daemons.transfer.notifications import Notification, Notifications
 from daemons.transfer.regions import RegionTable
-from daemons.transfer.strided import check_within, contiguous, copy, iovecs
-from daemons.transfer.transports import cross_memory, sockets, wire
-from daemons.transfer.transports.access import AccessRules, Peer
-from daemons.transfer.transports.base import Read, ReadBatch, StaleEpoch
-
-STALL_S = 5.0
-"""Longest time without progress of one peer that sends or receives."""
+from daemons.transfer.strided import check_within
+from daemons.transfer.transports import wire
+from daemons.transfer.transports.access import AccessRules
+from daemons.transfer.transports.base import StaleEpoch
+from daemons.transfer.transports.connection import Connection, NamedConnections
+from daemons.transfer.transports.landing import Pull, land, vectors_of
 
 _MAX_INLINE_ROWS = 256
-_ADDRESS_SPACE = 1 << 47
 _QUICK = (wire.MAGIC, wire.Op.READ, 0, 1, 0, 0, 1)
+_OF_ANY_EPOCH = frozenset((wire.Op.AUTH, wire.Op.NAME))
 _NO_GENERATION = wire.TRAILER.pack(wire.MAGIC, 0)
-
-
-class PullSource(Record, frozen=True, kw_only=True):
-    """Body of a PULL: the writer's memory, one range for each range of the request.
-
-    Without a region the offsets are addresses in the writer's process.
-    """
-
-    region: RegionRef | None
-    ranges: list[Strided]
-
-
-encode_pull_source = msgspec.msgpack.Encoder().encode
-_decode_pull_source = msgspec.msgpack.Decoder(PullSource).decode
-
-Pull = Callable[[ReadBatch], bool]
-"""Reads from a peer on this host without its help; False when that is not possible."""
-
-
-@dataclass(slots=True, eq=False)
-class Connection:
-    """One peer's socket; a single thread at a time works on it."""
-
-    sock: socket.socket
-    peer: Peer
-    frame: bytearray = field(default_factory=bytearray)
-    last_active_s: float = 0.0
-    mapped: set[int] = field(default_factory=set)
-    in_use: int | None = None
-    """Region of the request that is being served."""
-    is_landing: bool = False
-    """Bytes of a WRITE are on their way into it: the writer must not see an end before that ended."""
-    is_cut: bool = False
-
-    @property
-    def is_unix(self) -> bool:
-        return self.sock.family == socket.AF_UNIX
-
-    def end(self) -> None:
-        """Wake whoever works on it. Only the end of the socket itself tells a writer that its WRITE is over."""
-        self.is_cut = True
-        if not self.is_landing:
-            sockets.shut(self.sock)
-            return
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RD)
-
-    def check_writer(self) -> None:
-        """Nothing may land for a writer that gave up, or once the owner wants the region back."""
-        if self.is_cut or sockets.has_given_up(self.sock):
-            raise ConnectionAbortedError("the writer gave up before its bytes landed")
 
 
 @dataclass(slots=True)
@@ -109,6 +49,7 @@ class Service:
     notifications: Notifications
     pull: Pull
     counters: ServerCounters = field(default_factory=ServerCounters)
+    _names: NamedConnections = field(default_factory=NamedConnections)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve_quick(self, connection: Connection, frame: bytes) -> bool:
@@ -187,13 +128,14 @@ class Service:
             connection.in_use = None
 
     def release(self, connection: Connection) -> None:
-        """The connection ended: so do its pins."""
+        """The connection ended: so do its pins and its name."""
+        self._names.remove(connection)
         pinned, connection.peer.pinned = connection.peer.pinned, {}
         for region_id, count in pinned.items():
             self.regions.unpin(region_id, count)
 
     def _check_epoch(self, request: wire.Request) -> None:
-        if request.epoch != self.epoch and request.op != wire.Op.AUTH:
+        if request.epoch != self.epoch and request.op not in _OF_ANY_EPOCH:
             raise StaleEpoch("the descriptor is of an earlier life of this process")
 
     def _dispatch(self, connection: Connection, request: wire.Request) -> None:
@@ -210,6 +152,12 @@ class Service:
                 self._notify(connection, request)
             case wire.Op.AUTH:
                 self._authenticate(connection, request)
+            case wire.Op.NAME:
+                self._names.add(connection, request.body)
+                connection.sock.sendall(wire.reply(wire.Status.OK))
+            case wire.Op.FENCE:
+                self._names.end(request.body)
+                connection.sock.sendall(wire.reply(wire.Status.OK))
 
     def _check(
         self, connection: Connection, region: Region, request: wire.Request, operation: Operation
@@ -228,11 +176,11 @@ class Service:
             header = wire.reply(wire.Status.OK, length, self._word(request))
             rows = sum(ranges.num_rows for ranges in request.ranges)
             if length <= wire.MAX_INLINE and rows <= _MAX_INLINE_ROWS:
-                payload = b"".join(_vectors(region, request.ranges))
+                payload = b"".join(vectors_of(region, request.ranges))
                 trailer = wire.TRAILER.pack(wire.MAGIC, self._word(request))
                 _send(connection.sock, iter([memoryview(header + payload + trailer)]))
             else:
-                _send(connection.sock, _with_header(header, _vectors(region, request.ranges)))
+                _send(connection.sock, _with_header(header, vectors_of(region, request.ranges)))
                 # The bytes have been copied out of the region by now, so this word covers all of them.
                 trailer = wire.TRAILER.pack(wire.MAGIC, self._word(request))
                 _send(connection.sock, iter([memoryview(trailer)]))
@@ -243,64 +191,12 @@ class Service:
         try:
             with self.regions.use(request.region_id) as region:
                 length = self._check(connection, region, request, "write")
-                has_landed = self._land(connection, region, request, length)
+                has_landed = land(connection, region, request, self.pull)
         finally:
             connection.is_landing = False
         if has_landed:
             self.counters.received_bytes += length
         connection.sock.sendall(wire.reply(wire.Status.OK if has_landed else wire.Status.PRIVATE))
-
-    def _land(
-        self, connection: Connection, region: Region, request: wire.Request, length: int
-    ) -> bool:
-        match request.op:
-            case wire.Op.WRITE:
-                self._write_inline(connection, region, request, length)
-            case wire.Op.STREAM:
-                connection.sock.sendall(wire.reply(wire.Status.OK))
-                _receive(connection, _vectors(region, request.ranges))
-            case _:
-                return self._pull(connection, region, request)
-        return True
-
-    def _write_inline(
-        self, connection: Connection, region: Region, request: wire.Request, length: int
-    ) -> None:
-        if len(request.body) != length or not length:
-            raise TransferError(f"{len(request.body)} bytes came for ranges of {length}")
-        connection.check_writer()
-        source, start = np.frombuffer(request.body, np.uint8), 0
-        for ranges in request.ranges:
-            copy(source, contiguous(start, ranges.length), region.array, ranges)
-            start += ranges.length
-
-    def _pull(self, connection: Connection, region: Region, request: wire.Request) -> bool:
-        if not connection.is_unix or not connection.peer.is_daemon:
-            return False
-        try:
-            source = _decode_pull_source(request.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TransferError(f"the source of a WRITE cannot be read: {error}") from error
-        if len(source.ranges) != len(request.ranges):
-            raise TransferError("a WRITE names another number of sources than of targets")
-        reads = [
-            Read(remote, region.array, target)
-            for remote, target in zip(source.ranges, request.ranges, strict=True)
-        ]
-
-        connection.check_writer()
-        if source.region is None:
-            return _pull_across(connection, reads)
-
-        def check_writer(_: int) -> None:
-            connection.check_writer()
-
-        batch = ReadBatch(source.region, reads, timeout_s=STALL_S, on_read=check_writer)
-        batch.check()
-        try:
-            return self.pull(batch)
-        except Unavailable as error:  # the writer is the one who asked: it cannot be served
-            raise TransferError(f"the writer's memory cannot be read: {error.message}") from error
 
     def _map(self, connection: Connection, request: wire.Request) -> None:
         region = self.regions.get(request.region_id)
@@ -367,32 +263,6 @@ class Service:
         connection.sock.sendall(wire.reply(status, len(text)) + text)
 
 
-def _pull_across(connection: Connection, reads: Sequence[Read]) -> bool:
-    """From private memory of the writer. Its pid is its own as long as its connection is open."""
-    pid, _ = sockets.peer_credentials(connection.sock)
-    if not pid or not all(cross_memory.fits(read.remote, read.target) for read in reads):
-        return False
-    memory = cross_memory.ForeignMemory(pid, 0)
-    for remote, local, target in reads:
-        check_within(remote, _ADDRESS_SPACE, "the address space")
-        if remote.length != target.length:
-            raise TransferError("a source of a WRITE is not as long as its target")
-        try:
-            cross_memory.read(memory, remote, local, target, connection.check_writer)
-        except PermissionError:
-            return False
-        except ConnectionError:
-            raise
-        except OSError as error:
-            raise TransferError(f"the writer's memory cannot be read: {error.strerror}") from error
-    return True
-
-
-def _vectors(region: Region, all_ranges: Sequence[Strided]) -> Iterator[memoryview]:
-    for ranges in all_ranges:
-        yield from iovecs(region.view, ranges)
-
-
 def _with_header(header: bytes, vectors: Iterator[memoryview]) -> Iterator[memoryview]:
     yield memoryview(header)
     yield from vectors
@@ -403,21 +273,3 @@ def _send(sock: socket.socket, vectors: Iterator[memoryview]) -> None:
     for window in wire.windows(vectors):
         while window:
             wire.drop_front(window, wire.send_window(sock, window))
-
-
-def _receive(connection: Connection, vectors: Iterator[memoryview]) -> None:
-    """Scatter straight into memory, as long as the writer wants it to land."""
-    last_progress_s = time.monotonic()
-    for window in wire.windows(vectors):
-        connection.check_writer()
-        while window:
-            try:
-                count = wire.receive_window(connection.sock, window)
-            except BlockingIOError:
-                if time.monotonic() - last_progress_s > STALL_S:
-                    raise
-                continue
-            if count == 0:
-                raise ConnectionResetError("the writer hung up")
-            wire.drop_front(window, count)
-            last_progress_s = time.monotonic()

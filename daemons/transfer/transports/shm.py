@@ -17,7 +17,7 @@ from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
 from daemons.transfer.transports import cross_memory, exchange, sockets, wire
 from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch, describe
-from daemons.transfer.transports.service import PullSource, encode_pull_source
+from daemons.transfer.transports.landing import PullSource, encode_pull_source
 from daemons.transfer.transports.shm_peer import Private, ShmPeer
 
 _WORD_BYTES = 8

@@ -17,7 +17,7 @@ from daemons.protocol.segment import RegionRef, Strided
 from daemons.transfer.capability import Grant, encode_grant
 from daemons.transfer.strided import contiguous, copy, iovecs
 from daemons.transfer.transports import exchange, sockets, wire
-from daemons.transfer.transports.access import authenticate
+from daemons.transfer.transports.access import authenticate, give_name
 from daemons.transfer.transports.base import (
     Batch,
     NotOver,
@@ -33,7 +33,7 @@ Connect = Callable[[float], socket.socket]
 """Opens a connection within so many seconds; raises OSError."""
 
 MAX_CONNECTIONS = 8
-_CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 2.0
 _REMEMBER_DEAD_S = 0.2
 _MAX_INLINE_ROWS = 256
 
@@ -41,10 +41,19 @@ _MAX_INLINE_ROWS = 256
 class StreamPool:
     """At most MAX_CONNECTIONS; batches beyond wait for one until their deadline."""
 
-    def __init__(self, connect: Connect, secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        secret: bytes | None = None,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        has_names: bool = False,
+    ) -> None:
         self.last_used_s = time.monotonic()
         self._connect = connect
         self._secret = secret
+        self._connect_timeout_s = connect_timeout_s
+        self._has_names = has_names
         self._idle: list[Stream] = []
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -88,7 +97,7 @@ class StreamPool:
                     raise
                 # The peer may have closed an idle connection; ask once more on a new one.
                 stream.close()
-                stream.sock = self._open(batch)
+                stream = self._open(batch)
                 _read_part(stream, batch, first)
             for part in parts:
                 _read_part(stream, batch, part)
@@ -129,6 +138,24 @@ class StreamPool:
         request = _encode(wire.Op.NOTIFY, batch.region, (), batch.capability, body=message)
         self._fenced(batch, lambda stream: exchange.ask(stream, request, batch))
 
+    def fence(self, region: RegionRef, token: bytes, timeout_s: float) -> bool:
+        """Have the peer end the connection of that name; whether nothing can land over it any more."""
+        batch = WriteBatch(region, [], timeout_s)
+        request = _encode(wire.Op.FENCE, region, (), None, body=token)
+        try:
+            self._fenced(batch, lambda stream: exchange.ask(stream, request, batch))
+        except McError:
+            return False
+        return True
+
+    def drop_idle(self) -> None:
+        """The path failed: what lies there may be dead without having noticed."""
+        while True:
+            try:
+                self._discard(self._idle.pop())
+            except IndexError:
+                return
+
     def close(self) -> None:
         with self._lock:
             idle, self._idle, self._is_closed = self._idle, [], True
@@ -149,7 +176,7 @@ class StreamPool:
         except (OSError, McError) as error:
             self._forget()
             why = error.message if isinstance(error, McError) else f"lost the peer: {error}"
-            path = HalfClosed(stream.sock)
+            path = HalfClosed(stream.sock, stream.token)
             if not path.wait_closed(GRACE_S):
                 raise NotOver(f"{why}; the target may still land it", path) from error
             if isinstance(error, McError):
@@ -171,7 +198,7 @@ class StreamPool:
                 return self._idle.pop(), True
             self._num_open += 1
         try:
-            return Stream(self._open(batch)), False
+            return self._open(batch), False
         except BaseException:
             self._forget()
             raise
@@ -202,13 +229,13 @@ class StreamPool:
             self._num_open -= 1
             self._changed.notify()
 
-    def _open(self, batch: Batch) -> socket.socket:
-        name = describe(batch.region.address)
+    def _open(self, batch: Batch) -> Stream:
+        name, epoch = describe(batch.region.address), batch.region.address.epoch
         remaining_s = batch.remaining_s()
         if time.monotonic() < self._dead_until_s:
             raise Unreachable(f"cannot connect to {name}: it refused a moment ago")
         try:
-            sock = self._connect(min(remaining_s, _CONNECT_TIMEOUT_S))
+            sock = self._connect(min(remaining_s, self._connect_timeout_s))
         except (ConnectionRefusedError, FileNotFoundError, TimeoutError) as error:
             self._dead_until_s = time.monotonic() + _REMEMBER_DEAD_S
             raise Unreachable(f"cannot connect to {name}: {error}") from error
@@ -216,12 +243,13 @@ class StreamPool:
             raise Unreachable(f"cannot connect to {name}: {error}") from error
         try:
             if self._secret is not None:
-                authenticate(sock, batch.region.address.epoch, self._secret)
+                authenticate(sock, epoch, self._secret)
+            token = give_name(sock, epoch) if self._has_names else b""
             sockets.prepare(sock, send_timeout_s=sockets.TICK_S, receive_timeout_s=sockets.TICK_S)
         except (OSError, ProtocolError) as error:
             sock.close()
             raise Unreachable(f"{name} does not let us in: {error}") from error
-        return sock
+        return Stream(sock, token)
 
 
 def _parts(count: int) -> Iterator[range]:

@@ -23,7 +23,9 @@ from daemons.transfer.transports.fence import ClosingPaths
 B = TypeVar("B", ReadBatch, WriteBatch)
 
 
-class _EitherFlag:
+class EitherFlag:
+    """Set when either is."""
+
     def __init__(self, one: Flag | None, other: Flag) -> None:
         self._one, self._other = one, other
 
@@ -40,7 +42,7 @@ def run_parts(
 
     def run_one(part: B) -> None:
         part.deadline_s = batch.deadline_s
-        part.cancelled = _EitherFlag(batch.cancelled, stop)
+        part.cancelled = EitherFlag(batch.cancelled, stop)
         try:
             run(part)
         except McError as error:
@@ -51,10 +53,11 @@ def run_parts(
     run_one(parts[0])
     for other in others:
         other.result()
-    _raise_first(batch, errors)
+    raise_first(batch, errors)
 
 
-def _raise_first(batch: ReadBatch | WriteBatch, errors: Sequence[McError]) -> None:
+def raise_first(batch: ReadBatch | WriteBatch, errors: Sequence[McError]) -> None:
+    """The error that counts, with every path that is still open."""
     if not errors:
         return
     is_cancelled = batch.cancelled is not None and batch.cancelled.is_set()

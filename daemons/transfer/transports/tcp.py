@@ -1,5 +1,9 @@
-"""Peers on other hosts: scattered into and gathered from memory in place; large batches over several streams."""
+"""Peers on other hosts: scattered into and gathered from memory in place; large batches over several streams.
 
+A peer with several addresses has a pool for each, and its batches are spread over them (paths.py).
+"""
+
+import dataclasses
 import os
 import socket
 import threading
@@ -10,14 +14,18 @@ from typing import ClassVar
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.transfer.plan import PathView
+from daemons.transfer.slices import slice_bytes
 from daemons.transfer.transports import sockets
 from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch
+from daemons.transfer.transports.paths import CONNECT_TIMEOUT_S, Paths
 from daemons.transfer.transports.stream import StreamPool
 from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
 
 _MIN_STRIPE_BYTES = 2 << 20
 _MAX_STREAMS = 4
-_MAX_POOLS = 128
+_MAX_PEERS = 128
+_MAX_PATHS = 16
 _NUM_WORKERS = 16
 
 
@@ -28,7 +36,7 @@ def streams_for(length: int, num_streams: int | None = None) -> int:
 
 
 class TcpTransport:
-    """One pool of connections for each life of each "host:port"."""
+    """One pool of connections, or one set of paths, for each life of each peer, which goes by its first address."""
 
     scheme: ClassVar[str] = "tcp"
 
@@ -36,7 +44,7 @@ class TcpTransport:
         self._secret = secret
         self._num_streams = num_streams
         self._lock = threading.Lock()
-        self._pools: dict[tuple[str, int], StreamPool] = {}
+        self._peers: dict[tuple[str, int], StreamPool | Paths] = {}
         self._workers: ThreadPoolExecutor | None = None
 
     def reaches(self, address: DataAddress) -> bool:
@@ -45,10 +53,11 @@ class TcpTransport:
     def read_quick(self, region: RegionRef, read: Read, timeout_s: float) -> bool:
         """The short way for one contiguous READ over one stream; False: it needs the long one."""
         address, (remote, local, target) = region.address, read
-        pool = self._pools.get((address.tcp, address.epoch))
+        pool = self._peers.get((address.tcp, address.epoch))
         length, start = remote.row_bytes, target.offset
         if (
             pool is None
+            or isinstance(pool, Paths)
             or not 0 < length < 2 * _MIN_STRIPE_BYTES
             or not remote.num_rows == target.num_rows == 1
             or length != target.row_bytes
@@ -61,48 +70,69 @@ class TcpTransport:
         return pool.read_quick(region, remote, local.data[start : start + length], deadline_s)
 
     def read(self, batch: ReadBatch) -> None:
-        pool = self._pool(batch.region.address)
-        length = 0 if batch.on_read else sum(read.remote.length for read in batch.reads)
-        self._run(batch, pool, length, pool.read, cut_reads)
+        # Reads that report as they come are done in order, on one stream.
+        length = 0 if batch.on_read else batch.length
+        num_parts = self._run(batch, length, StreamPool.read, cut_reads)
         # One stream reports by itself.
-        if self._is_striped(length) and batch.progress is not None:
+        if num_parts > 1 and batch.progress is not None:
             for index in range(len(batch.reads)):
                 batch.progress(index)
 
     def write(self, batch: WriteBatch) -> None:
-        pool = self._pool(batch.region.address)
-        self._run(batch, pool, batch.length, pool.write, cut_writes)
-        if self._is_striped(batch.length):
+        num_parts = self._run(batch, batch.length, StreamPool.write, cut_writes)
+        if num_parts > 1:
             for index in range(len(batch.writes)):
                 batch.finish(index)
 
     def notify(self, batch: ReadBatch | WriteBatch, message: bytes) -> None:
-        self._pool(batch.region.address).notify(batch, message)
+        peer = self._peer(batch.region.address)
+        if isinstance(peer, StreamPool):
+            peer.notify(batch, message)
+            return
+        bare = WriteBatch(batch.region, [], batch.remaining_s(), batch.cancelled, batch.capability)
+        peer.run(
+            bare,
+            [dataclasses.replace(bare)],
+            lambda pool, part: pool.notify(part, message),
+            workers=self._striping(),
+            may_repeat=False,
+        )
+
+    def views(self, address: DataAddress) -> list[PathView]:
+        """Of a peer with several addresses that was asked for something."""
+        peer = self._peers.get((address.tcp, address.epoch))
+        return peer.views() if isinstance(peer, Paths) else []
 
     def close(self) -> None:
         with self._lock:
-            pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            pool.close()
+            peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            peer.close()
         if self._workers is not None:
             self._workers.shutdown()
-
-    def _is_striped(self, length: int) -> bool:
-        return streams_for(length, self._num_streams) > 1
 
     def _run(
         self,
         batch: B,
-        pool: StreamPool,
         length: int,
-        run: Callable[[B], None],
+        run: Callable[[StreamPool, B], None],
         cut: Callable[[B, int], Sequence[B]],
-    ) -> None:
-        if not self._is_striped(length):
-            run(batch)
-            return
-        parts = cut(batch, streams_for(length, self._num_streams))
-        run_parts(batch, parts, run, self._striping())
+    ) -> int:
+        """The number of parts that it was cut into; 1 for a batch that was carried as it is."""
+        peer = self._peer(batch.region.address)
+        if isinstance(peer, Paths):
+            num_parts = length // slice_bytes(length, peer.num_paths)
+            parts = cut(batch, num_parts) if num_parts > 1 else [dataclasses.replace(batch)]
+            may_repeat = not (isinstance(batch, ReadBatch) and batch.on_read)
+            peer.run(batch, parts, run, workers=self._striping(), may_repeat=may_repeat)
+            return len(parts)
+        num_streams = streams_for(length, self._num_streams)
+        if num_streams == 1:
+            run(peer, batch)
+            return 1
+        parts = cut(batch, num_streams)
+        run_parts(batch, parts, lambda part: run(peer, part), self._striping())
+        return num_streams
 
     def _striping(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -110,29 +140,43 @@ class TcpTransport:
                 self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="mc-stripe")
             return self._workers
 
-    def _pool(self, address: DataAddress) -> StreamPool:
+    def _peer(self, address: DataAddress) -> StreamPool | Paths:
         key = (address.tcp, address.epoch)
-        pool = self._pools.get(key)
-        if pool is not None:
-            return pool
+        peer = self._peers.get(key)
+        if peer is not None:
+            return peer
         with self._lock:
-            pool = self._pools.get(key)
-            if pool is None:
-                host, port = split_endpoint(address.tcp)
-                pool = StreamPool(lambda timeout_s: _connect(host, port, timeout_s), self._secret)
+            peer = self._peers.get(key)
+            if peer is None:
+                peer = self._open(address)
                 self._drop_old(address.tcp)
-                self._pools[key] = pool
-            return pool
+                self._peers[key] = peer
+            return peer
+
+    def _open(self, address: DataAddress) -> StreamPool | Paths:
+        if not address.tcp_more:
+            return StreamPool(_connector(address.tcp), self._secret)
+        return Paths(
+            {
+                endpoint: StreamPool(
+                    _connector(endpoint),
+                    self._secret,
+                    connect_timeout_s=CONNECT_TIMEOUT_S,
+                    has_names=True,
+                )
+                for endpoint in (address.tcp, *address.tcp_more)[:_MAX_PATHS]
+            }
+        )
 
     def _drop_old(self, endpoint: str) -> None:
-        """Pools of earlier lives of this address, and the least used one when there are many."""
-        old = [key for key in self._pools if key[0] == endpoint]
-        if len(self._pools) - len(old) >= _MAX_POOLS:
-            old.append(min(self._pools, key=lambda key: self._pools[key].last_used_s))
+        """Earlier lives of this address, and the least used peer when there are many."""
+        old = [key for key in self._peers if key[0] == endpoint]
+        if len(self._peers) - len(old) >= _MAX_PEERS:
+            old.append(min(self._peers, key=lambda key: self._peers[key].last_used_s))
         for key in old:
-            pool = self._pools.pop(key, None)
-            if pool is not None:
-                pool.close()
+            peer = self._peers.pop(key, None)
+            if peer is not None:
+                peer.close()
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -141,6 +185,11 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise TransferError(f"data address {endpoint!r} is not host:port")
     return host.strip("[]"), int(port)
+
+
+def _connector(endpoint: str) -> Callable[[float], socket.socket]:
+    host, port = split_endpoint(endpoint)
+    return lambda timeout_s: _connect(host, port, timeout_s)
 
 
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:

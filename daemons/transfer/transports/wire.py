@@ -26,6 +26,7 @@ MAX_INLINE = 64 << 10
 """A WRITE up to here carries its bytes in the request; a READ up to here is answered with one send."""
 
 MAX_BODY = 128 << 10
+TOKEN_BYTES = 16
 MAX_CAPABILITY = 64 << 10
 
 REQUEST = struct.Struct("<4sBBHIIQQQQ")
@@ -69,6 +70,12 @@ class Op(IntEnum):
     PIN = 8
     UNPIN = 9
     """UNIX sockets only; pins end with the connection."""
+
+    NAME = 10
+    """The body is a token of the writer's choice for this connection."""
+
+    FENCE = 11
+    """The body is the token of another connection: end it. OK: nothing that came over it can land any more."""
 
 
 WITH_RANGES = frozenset((Op.READ, Op.WRITE, Op.STREAM, Op.PULL))
@@ -129,7 +136,7 @@ def encode_request(request: Request) -> bytes:
 def request_length(header: bytes | bytearray) -> int:
     """Bytes of the whole request; raises ProtocolError for what no peer of ours sends."""
     magic, op, flags, num_ranges, num_capability, num_body, *_ = REQUEST.unpack_from(header)
-    if magic != MAGIC or not Op.READ <= op <= Op.UNPIN or flags > 1:
+    if magic != MAGIC or not Op.READ <= op <= Op.FENCE or flags > 1:
         raise ProtocolError("not a data request")
     if (num_ranges > 0) != (op in WITH_RANGES) or num_ranges > MAX_RANGES:
         raise ProtocolError(f"{num_ranges} ranges in a data request")

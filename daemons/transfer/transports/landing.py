@@ -1,0 +1,136 @@
+"""WRITEs at the target: carried out only while the writer still holds its connection open.
+
+The region counts as in use for as long: closing one or deregistering the other is what fences a WRITE.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from daemons.core.errors import TransferError, Unavailable
+from daemons.protocol.base import Record
+from daemons.protocol.segment import RegionRef, Strided
+from daemons.transfer.memory import Region
+from daemons.transfer.strided import check_within, contiguous, copy, iovecs
+from daemons.transfer.transports import cross_memory, sockets, wire
+from daemons.transfer.transports.base import Read, ReadBatch
+from daemons.transfer.transports.connection import STALL_S, Connection
+
+_ADDRESS_SPACE = 1 << 47
+
+
+class PullSource(Record, frozen=True, kw_only=True):
+    """Body of a PULL: the writer's memory, one range for each range of the request.
+
+    Without a region the offsets are addresses in the writer's process.
+    """
+
+    region: RegionRef | None
+    ranges: list[Strided]
+
+
+encode_pull_source = msgspec.msgpack.Encoder().encode
+_decode_pull_source = msgspec.msgpack.Decoder(PullSource).decode
+
+Pull = Callable[[ReadBatch], bool]
+"""Reads from a peer on this host without its help; False when that is not possible."""
+
+
+def land(connection: Connection, region: Region, request: wire.Request, pull: Pull) -> bool:
+    """Carry out a WRITE that was checked; False where its source cannot be read from here."""
+    match request.op:
+        case wire.Op.WRITE:
+            _write_inline(connection, region, request)
+        case wire.Op.STREAM:
+            connection.sock.sendall(wire.reply(wire.Status.OK))
+            _receive(connection, vectors_of(region, request.ranges))
+        case _:
+            return _pull(connection, region, request, pull)
+    return True
+
+
+def _write_inline(connection: Connection, region: Region, request: wire.Request) -> None:
+    length = sum(ranges.length for ranges in request.ranges)
+    if len(request.body) != length or not length:
+        raise TransferError(f"{len(request.body)} bytes came for ranges of {length}")
+    connection.check_writer()
+    source, start = np.frombuffer(request.body, np.uint8), 0
+    for ranges in request.ranges:
+        copy(source, contiguous(start, ranges.length), region.array, ranges)
+        start += ranges.length
+
+
+def _pull(connection: Connection, region: Region, request: wire.Request, pull: Pull) -> bool:
+    if not connection.is_unix or not connection.peer.is_daemon:
+        return False
+    try:
+        source = _decode_pull_source(request.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TransferError(f"the source of a WRITE cannot be read: {error}") from error
+    if len(source.ranges) != len(request.ranges):
+        raise TransferError("a WRITE names another number of sources than of targets")
+    reads = [
+        Read(remote, region.array, target)
+        for remote, target in zip(source.ranges, request.ranges, strict=True)
+    ]
+
+    connection.check_writer()
+    if source.region is None:
+        return _pull_across(connection, reads)
+
+    def check_writer(_: int) -> None:
+        connection.check_writer()
+
+    batch = ReadBatch(source.region, reads, timeout_s=STALL_S, on_read=check_writer)
+    batch.check()
+    try:
+        return pull(batch)
+    except Unavailable as error:  # the writer is the one who asked: it cannot be served
+        raise TransferError(f"the writer's memory cannot be read: {error.message}") from error
+
+
+def _pull_across(connection: Connection, reads: Sequence[Read]) -> bool:
+    """From private memory of the writer. Its pid is its own as long as its connection is open."""
+    pid, _ = sockets.peer_credentials(connection.sock)
+    if not pid or not all(cross_memory.fits(read.remote, read.target) for read in reads):
+        return False
+    memory = cross_memory.ForeignMemory(pid, 0)
+    for remote, local, target in reads:
+        check_within(remote, _ADDRESS_SPACE, "the address space")
+        if remote.length != target.length:
+            raise TransferError("a source of a WRITE is not as long as its target")
+        try:
+            cross_memory.read(memory, remote, local, target, connection.check_writer)
+        except PermissionError:
+            return False
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise TransferError(f"the writer's memory cannot be read: {error.strerror}") from error
+    return True
+
+
+def vectors_of(region: Region, all_ranges: Sequence[Strided]) -> Iterator[memoryview]:
+    """Every run of the ranges, in order."""
+    for ranges in all_ranges:
+        yield from iovecs(region.view, ranges)
+
+
+def _receive(connection: Connection, vectors: Iterator[memoryview]) -> None:
+    """Scatter straight into memory, as long as the writer wants it to land."""
+    last_progress_s = time.monotonic()
+    for window in wire.windows(vectors):
+        connection.check_writer()
+        while window:
+            try:
+                count = wire.receive_window(connection.sock, window)
+            except BlockingIOError:
+                if time.monotonic() - last_progress_s > STALL_S:
+                    raise
+                continue
+            if count == 0:
+                raise ConnectionResetError("the writer hung up")
+            wire.drop_front(window, count)
+            last_progress_s = time.monotonic()
