@@ -7,7 +7,6 @@ import pytest
 from kit.decode_bench import EOS, Answer, Bench
 
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
-from daemons.mc_decode.request import Request
 from daemons.protocol.request import Cancel, SamplingParams
 
 pytestmark = pytest.mark.timeout(60)
