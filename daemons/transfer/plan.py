@@ -20,7 +20,7 @@ One lock around every call makes it serve several threads; `next(now, batch)` ha
 import itertools
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NewType
 
@@ -189,14 +189,22 @@ class PathBook:
         self._batches[batch_id] = _Batch(batch_id, works, frozenset(near), served)
         return batch_id
 
-    def next(self, now_s: float, batch: BatchId | None = None) -> Send | None:
-        """What to send now; None when the paths are full or being tried, or nothing is left to send."""
+    def next(
+        self,
+        now_s: float,
+        batch: BatchId | None = None,
+        room: Mapping[str, bool] | None = None,
+    ) -> Send | None:
+        """What to send now; None when the paths are full or being tried, or nothing is left to send.
+
+        `room` names the only paths the caller can send over, and whether each takes a slice now.
+        """
         waiting = [
             b for b in self._batches.values() if b.pending and (batch is None or b.batch == batch)
         ]
         # Least served first; one whose own best path is full does not hold back those that want others.
         for chosen in sorted(waiting, key=lambda b: (b.served_bytes, b.batch)):
-            path = self._choose(chosen, chosen.pending[0], now_s)
+            path = self._choose(chosen, chosen.pending[0], now_s, room)
             if path is not None:
                 return self._send(chosen, chosen.pending.popleft(), path, now_s)
         return None
@@ -233,6 +241,11 @@ class PathBook:
         else:
             batch.pending.appendleft(work)
         return self._end_if_over(batch)
+
+    def blame(self, path: str, now_s: float) -> None:
+        """It failed while nothing of ours was on it: it could not be connected."""
+        found = self._paths[path]
+        self._blame(found, now_s, is_trial=found.state(now_s) == "due")
 
     def cancel(self, batch: BatchId, why: str) -> BatchEnd | None:
         """Send nothing more of it. It ends when what is in flight was reported; None for one that has ended, too."""
@@ -284,20 +297,26 @@ class PathBook:
             works = [*batch.pending, *(f.work for f in mine)]
             assert len({id(work) for work in works}) == len(works), "a slice is queued twice"
 
-    def _choose(self, batch: _Batch, work: _Work, now_s: float) -> _Path | None:
+    def _choose(
+        self, batch: _Batch, work: _Work, now_s: float, room: Mapping[str, bool] | None
+    ) -> _Path | None:
         """A due path gets one fresh slice as its trial; else the path that is done first; else any paused one."""
-        paths = self._paths.values()
+        paths: Collection[_Path] = self._paths.values()
+        full: set[str] = set()
+        if room is not None:
+            paths = [path for path in paths if path.path.name in room]
+            full = {name for name, has_room in room.items() if not has_room}
         if not work.attempts:
             for path in paths:
-                if path.state(now_s) == "due" and path.may_try:
+                if path.state(now_s) == "due" and path.may_try and path.path.name not in full:
                     return path
         up = [path for path in paths if not path.pause_s]
         if up:
             fresh = [path for path in up if path.path.name not in work.failed_on]
             best = min(fresh or up, key=lambda path: self._cost(path, batch, work, now_s))
             # A full best path is worth waiting for: its queue is in the cost already.
-            return best if best.has_room else None
-        idle = [path for path in paths if path.may_try]
+            return best if best.has_room and best.path.name not in full else None
+        idle = [path for path in paths if path.may_try and path.path.name not in full]
         return min(
             idle, key=lambda p: (p.path.name in work.failed_on, p.paused_until_s), default=None
         )

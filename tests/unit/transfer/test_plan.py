@@ -222,3 +222,26 @@ def test_an_unknown_ticket_is_a_bug_of_the_caller() -> None:
     book.completed(send.ticket, 0.0)
     with pytest.raises(KeyError):
         book.completed(send.ticket, 0.0)
+
+
+def test_caller_without_a_way_over_the_best_path_uses_the_others() -> None:
+    book = PathBook([Path("fast", 10e9), Path("slow", 1e9), Path("none", 100e9)])
+    batch = book.submit(pieces(8))
+    send = book.next(0.0, batch, {"fast": True, "slow": True})
+    assert send is not None
+    assert send.path == "fast"
+    assert book.next(0.0, batch, {"fast": False, "slow": True}) is None, "worth waiting for"
+    send = book.next(0.0, batch, {"slow": True})
+    assert send is not None
+    assert send.path == "slow"
+    assert book.next(0.0, batch, {}) is None
+    book.check_invariants()
+
+
+def test_path_that_cannot_be_connected_is_paused_and_longer_each_time() -> None:
+    book = PathBook([Path("a"), Path("b")], PathPolicy(pause_s=1.0))
+    book.blame("a", 0.0)
+    book.blame("a", 0.5)
+    assert [view.pause_s for view in book.views(0.5)] == [1.0, 0.0]
+    book.blame("a", 1.5)
+    assert [view.pause_s for view in book.views(1.5)] == [2.0, 0.0]
