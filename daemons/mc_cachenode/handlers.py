@@ -20,6 +20,7 @@ from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
 from daemons.store.copy_workers import CopyWorkers
+from daemons.store.seal import BadSeal
 from daemons.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class CachenodeHandlers:
             if self._parts.replicas.free(block_hash):
                 self._parts.metrics.freed_blocks.labels(why).inc()
             if replica is None or replica.state == "gone":
-                self._parts.reporter.freed(block_hash)
+                self._parts.reporter.freed(block_hash, is_bad=why == "bad")
 
     # Put.
 
@@ -135,7 +136,9 @@ class CachenodeHandlers:
             return "failed"
         existing = self._parts.replicas.get(block.meta.hash)
         if existing is not None:
-            return self._compare(block, existing)
+            status = self._compare(block, existing)
+            if status is not None:
+                return status
         try:
             return self._allocate(block)
         except Exhausted as error:
@@ -154,15 +157,20 @@ class CachenodeHandlers:
             self._parts.metrics.freed_blocks.labels("own").inc()
         return replicas.begin(block.meta, length, block.num_layers)
 
-    def _compare(self, block: PutBlock, existing: Replica) -> PutStatus:
+    def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:
+        """None: what was here is damaged and gone, put it again."""
         if existing.length != block.source.ranges.length:
             return "conflict"
         if existing.state == "writing":
             return "being_written"
-        if block.checksums is not None and not self._parts.replicas.has_checksums(
-            existing, block.checksums
-        ):
-            return "conflict"
+        if block.checksums is not None:
+            try:
+                sealed = self._parts.replicas.trailer(existing).checksums
+            except BadSeal as error:
+                self._drop(existing, error.message)
+                return None
+            if list(sealed) != block.checksums:
+                return "conflict"
         self._parts.replicas.touch(block.meta.hash)
         return "already_sealed"
 
@@ -259,7 +267,9 @@ class CachenodeHandlers:
             log.debug("too busy to verify block=%s", short(notice.hash))
 
     def _verified(self, replica: Replica, is_good: bool, why: str) -> None:
-        if replica.state != "sealed" or is_good:
-            return
-        log.error("bad replica dropped block=%s reported=%s", short(replica.meta.hash), why)
+        if replica.state == "sealed" and not is_good:
+            self._drop(replica, why)
+
+    def _drop(self, replica: Replica, why: str) -> None:
+        log.error("bad replica dropped block=%s why=%s", short(replica.meta.hash), why)
         self.free([replica.meta.hash], "bad")

@@ -12,7 +12,7 @@ from typing import Literal
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta, SealedBlock
-from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
+from daemons.store.seal import Trailer, parse_trailer, trailer_length
 from daemons.store.segment import Segment
 
 VERSION = 1
@@ -134,13 +134,6 @@ class ReplicaTable:
         start = replica.offset + replica.length
         packed = self.segment.view[start : start + replica.trailer_bytes]
         return parse_trailer(packed, replica.seal_checksum, replica.meta.hash)
-
-    def has_checksums(self, replica: Replica, checksums: list[int]) -> bool:
-        """Whether a source that claims these layer checksums has the bytes that were sealed."""
-        try:
-            return list(self.trailer(replica).checksums) == checksums
-        except BadSeal:
-            return False
 
     def _remove(self, replica: Replica) -> None:
         replica.state = "gone"

@@ -7,8 +7,9 @@ if it had it. What waits is bounded by what the segment holds: names, not events
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
-from daemons.core.errors import McError, Unavailable
+from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import Report, ReportReply
@@ -22,6 +23,8 @@ MAX_BLOCKS = 2000
 """Per report: a hundred of them announce the largest segment, and none delays the loop for long."""
 
 _RETRY_S = 0.2
+_REFUSED_RETRY_S = (1.0, 60.0)
+"""After the first refusal, and at most; each one doubles it."""
 _TIMEOUT_S = 2.0
 _MAX_PENDING_FREED = 100_000
 """Without a master frees are forgotten beyond this: the next one gets a whole announcement anyway."""
@@ -45,7 +48,8 @@ class Reporter:
         self._free = free
         self._link: MasterLink | None = None
         self._sealed: dict[BlockHash, None] = {}
-        self._freed: dict[BlockHash, None] = {}
+        self._freed: dict[BlockHash, bool] = {}
+        """Whether it went for being bad."""
         self._refused_puts = 0
         self._announcing: deque[BlockHash] = deque()
         self._sequence = 0
@@ -53,6 +57,8 @@ class Reporter:
         """Counts announcements: a reply to a report of an earlier one means nothing."""
         self._in_flight: Report | None = None
         self._is_scheduled = False
+        self._num_refusals = 0
+        """In a row."""
 
     @property
     def is_idle(self) -> bool:
@@ -66,10 +72,10 @@ class Reporter:
         self._sealed[block_hash] = None
         self._schedule()
 
-    def freed(self, block_hash: BlockHash) -> None:
+    def freed(self, block_hash: BlockHash, *, is_bad: bool = False) -> None:
         self._sealed.pop(block_hash, None)
         if len(self._freed) < _MAX_PENDING_FREED:
-            self._freed[block_hash] = None
+            self._freed[block_hash] = is_bad
         self._schedule()
 
     def refused(self, num_puts: int) -> None:
@@ -107,10 +113,10 @@ class Reporter:
         while self._announcing and len(hashes) < MAX_BLOCKS:
             hashes.append(self._announcing.popleft())
         fresh = list(self._sealed)[: MAX_BLOCKS - len(hashes)]
-        freed = list(self._freed)[:MAX_BLOCKS]
+        gone = list(islice(self._freed.items(), MAX_BLOCKS))
         for block_hash in fresh:
             del self._sealed[block_hash]
-        for block_hash in freed:
+        for block_hash, _ in gone:
             del self._freed[block_hash]
         found = (self._replicas.get(block_hash) for block_hash in dict.fromkeys(hashes + fresh))
         node, epoch = self._name
@@ -122,7 +128,8 @@ class Reporter:
             epoch=epoch,
             sequence=self._sequence,
             sealed=[r.describe() for r in found if r is not None and r.state == "sealed"],
-            freed=freed,
+            freed=[block_hash for block_hash, is_bad in gone if not is_bad],
+            bad=[block_hash for block_hash, is_bad in gone if is_bad],
             used_bytes=slots.used_bytes,
             capacity_bytes=slots.usable_bytes,
             refused_puts=refused,
@@ -143,6 +150,7 @@ class Reporter:
             return
         if isinstance(reply, ReportReply):
             self._in_flight = None
+            self._num_refusals = 0
             if reply.announce:
                 log.info("announcing again num_blocks=%d", self._replicas.num_sealed)
                 self.announce()
@@ -153,9 +161,24 @@ class Reporter:
             elif self._sealed or self._freed or self._refused_puts:
                 self._schedule()
             return
-        level = logging.DEBUG if isinstance(reply, Unavailable) else logging.WARNING
-        log.log(level, "report failed why=%r", reply)
-        self._loop.call_later(_RETRY_S, self._retry, life)
+        if isinstance(reply, Unavailable | Exhausted):
+            log.debug("report not heard why=%r", reply)
+            self._loop.call_later(_RETRY_S, self._retry, life)
+        else:
+            self._on_refused(life, reply)
+
+    def _on_refused(self, life: int, why: Reply | McError) -> None:
+        """What was refused once will be again, so it is not repeated: all is announced anew, ever more rarely."""
+        first_s, most_s = _REFUSED_RETRY_S
+        delay_s = min(most_s, first_s * 2 ** min(self._num_refusals, 30))
+        level = logging.DEBUG if self._num_refusals else logging.ERROR
+        self._num_refusals += 1
+        log.log(level, "report refused by the master why=%r again_in_s=%g", why, delay_s)
+        self._loop.call_later(delay_s, self._announce_again, life)
+
+    def _announce_again(self, life: int) -> None:
+        if life == self._life:
+            self.announce()
 
     def _retry(self, life: int) -> None:
         """The same report again; a join in the meantime has started over and made it void."""

@@ -30,6 +30,7 @@ from daemons.protocol.block import (
     LocateReply,
     Match,
     MatchReply,
+    RemovalReason,
     Report,
     ReportReply,
 )
@@ -52,6 +53,7 @@ class BlockHandlers:
         self._state = state
         self._membership = membership
         self._clearing = Clearing(state)
+        membership.on_gone = self._clearing.on_gone
 
     def handle(self, call: Call, message: BlockRequest) -> None:
         match message:
@@ -119,6 +121,7 @@ class BlockHandlers:
         state = self._state
         directory = state.directory
         freed = directory.record_freed(report.node, report.freed)
+        bad = directory.record_freed(report.node, report.bad)
         sealed = directory.record_sealed(report.node, report.sealed, now_s=state.now_s())
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
@@ -127,37 +130,38 @@ class BlockHandlers:
             state.out.publish(
                 BlockStored(incarnation=state.incarnation, meta=block.meta, node=report.node)
             )
-        cleared = self._clearing.on_freed(report.node, report.freed)
+        cleared = self._clearing.on_freed(report.node, [*report.freed, *report.bad])
         for block_hash in freed:
             self._removed(
                 report.node, block_hash, "cleared" if block_hash in cleared else "evicted"
             )
+        for block_hash in bad:
+            self._removed(report.node, block_hash, "bad")
 
     def _void(self, member: Member) -> None:
         node = member.node
         member.has_old_blocks = False
+        self._clearing.on_gone(node.node)
         self._state.directory.add_node(node.node, node.host_id, node.segments[0].region)
 
-    def _removed(self, node: NodeId, block_hash: BlockHash, why: str) -> None:
+    def _removed(self, node: NodeId, block_hash: BlockHash, why: RemovalReason) -> None:
         state = self._state
         match why:
             case "cleared":
                 state.num_cleared += 1
                 state.metrics.cleared_blocks.inc()
-                reason = BlockRemoved(
-                    incarnation=state.incarnation, hash=block_hash, node=node, why="cleared"
-                )
             case "evicted":
                 state.num_evicted += 1
                 state.metrics.evicted_blocks.inc()
-                reason = BlockRemoved(
-                    incarnation=state.incarnation, hash=block_hash, node=node, why="evicted"
-                )
+            case "bad":
+                state.metrics.bad_blocks.inc()
+            case "node_left":
+                pass
             case _:
-                reason = BlockRemoved(
-                    incarnation=state.incarnation, hash=block_hash, node=node, why="node_left"
-                )
-        state.out.publish(reason)
+                assert_never(why)
+        state.out.publish(
+            BlockRemoved(incarnation=state.incarnation, hash=block_hash, node=node, why=why)
+        )
 
     def _victims(self, member: Member) -> list[BlockHash]:
         """From the high watermark down to the low one; none while leases of an earlier master may still run."""

@@ -20,8 +20,9 @@ ANSWER_EARLY_S = 0.2
 class _Clear:
     call: Call
     lengths: dict[tuple[NodeId, BlockHash], int]
-    """Replicas that are not freed yet, with their bytes."""
+    """Replicas that are still waited for, with their bytes."""
     left_by_hash: dict[BlockHash, int]
+    """Replicas that are not known to be freed."""
     timer: Timer | None = None
     num_cleared: int = 0
     cleared_bytes: int = 0
@@ -47,7 +48,8 @@ class Clearing:
                 clear.left_by_hash[block_hash] = clear.left_by_hash.get(block_hash, 0) + 1
         self._clears.append(clear)
         for node, hashes in found.items():
-            self._tell(node, hashes)
+            if not self._tell(node, hashes):
+                self.on_gone(node)
         if not clear.lengths:
             self._finish(clear)
             return
@@ -72,16 +74,28 @@ class Clearing:
                 self._finish(clear)
         return cleared
 
+    def on_gone(self, node: NodeId) -> None:
+        """It is dead, has another life, or announces from nothing: no word on what it was told will come.
+
+        Its blocks count as left. A node that only lost its connection may still hold them.
+        """
+        for clear in list(self._clears):
+            for key in [key for key in clear.lengths if key[0] == node]:
+                del clear.lengths[key]
+            if not clear.lengths:
+                self._finish(clear)
+
     def close(self) -> None:
         for clear in list(self._clears):
             self._finish(clear)
 
-    def _tell(self, node: NodeId, hashes: list[BlockHash]) -> None:
+    def _tell(self, node: NodeId, hashes: list[BlockHash]) -> bool:
+        """False when it cannot be reached."""
         member = self._state.membership.get(node)
-        if member is None:
-            return
-        for start in range(0, len(hashes), NOTICE_BLOCKS):
+        return member is not None and all(
             self._state.out.notify(member, FreeBlocks(hashes=hashes[start : start + NOTICE_BLOCKS]))
+            for start in range(0, len(hashes), NOTICE_BLOCKS)
+        )
 
     def _finish(self, clear: _Clear) -> None:
         if clear not in self._clears:

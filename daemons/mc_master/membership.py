@@ -1,6 +1,7 @@
 """Join, Beat, Leave, ListNodes, ListModels, and what follows when a node comes, goes or falls silent."""
 
 import logging
+from collections.abc import Callable
 from typing import assert_never
 
 from daemons.conductor.membership import Member, Transition
@@ -37,6 +38,8 @@ class MembershipHandlers:
 
     def __init__(self, state: MasterState) -> None:
         self._state = state
+        self.on_gone: Callable[[NodeId], object] = lambda _: None
+        """Called with a node whose life has ended, once what it held is forgotten."""
         self._num_forgiven = 0
         self._last_tick_s = state.now_s()
 
@@ -175,6 +178,7 @@ class MembershipHandlers:
         for work in works:
             state.requests.fail(work.request_id, f"node {node} is gone ({why})")
         member.used_bytes = 0
+        self.on_gone(node)
         log.info(
             "node gone node=%s why=%r replicas=%d requests=%d", node, why, num_replicas, len(works)
         )

@@ -33,6 +33,10 @@ class MasterMetrics:
             "mc_master_blocks_evicted", "Replicas freed by eviction"
         )
         self.cleared_blocks = self._counter("mc_master_blocks_cleared", "Replicas freed by clear")
+        self.bad_blocks = self._counter(
+            "mc_master_blocks_bad",
+            "Replicas freed because their bytes no longer matched their seal",
+        )
         self.refused_blocks = self._counter(
             "mc_master_blocks_refused", "Blocks that nodes had no room for"
         )

@@ -9,6 +9,7 @@ from daemons.protocol.base import Message, Record
 from daemons.protocol.segment import RegionRef, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
+RemovalReason = Literal["evicted", "cleared", "node_left", "bad"]
 PutStatus = Literal["stored", "already_sealed", "being_written", "conflict", "exhausted", "failed"]
 
 
@@ -118,6 +119,8 @@ class Report(Message, frozen=True, kw_only=True):
     used_bytes: int
     capacity_bytes: int
     refused_puts: int = 0
+    bad: list[BlockHash] = msgspec.field(default_factory=list)
+    """Freed as well, not listed there: the node found that their bytes are no longer what was sealed."""
 
 
 class ReportReply(Message, frozen=True, kw_only=True):
@@ -221,4 +224,4 @@ class BlockRemoved(Message, frozen=True, kw_only=True):
     incarnation: Incarnation
     hash: BlockHash
     node: NodeId
-    why: Literal["evicted", "cleared", "node_left", "bad"]
+    why: RemovalReason

@@ -407,6 +407,23 @@ def test_a_flipped_byte_is_a_miss_and_the_node_drops_the_block(
     assert len(pool.wait_until_sealed(hashes)) == 6
 
 
+def test_a_put_over_a_damaged_trailer_replaces_it(
+    pool: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    """What no longer says what it is can neither agree nor conflict with anything."""
+    source, hashes = make_source(1), chain(1)
+    block = source.block(0, hashes, with_checksums=True)
+    assert pool.put([block]).results == ["stored"]
+    (location,) = pool.wait_until_sealed(hashes)
+    assert pool.put([block]).results == ["already_sealed"]
+    with pool.segment_file.open("r+b") as segment:
+        segment.seek(location.offset + location.length)
+        segment.write(b"garbage")
+    assert pool.put([block]).results == ["stored"]
+    (again,) = pool.wait_until_sealed(hashes)
+    assert BlockReader(source.engine).read_block(again) is not None
+
+
 def test_a_flipped_trailer_or_an_old_location_is_a_miss(
     pool: Pool, make_source: Callable[..., SourceMemory]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from daemons.core.clock import ManualClock
-from daemons.core.errors import Unavailable
+from daemons.core.errors import McError, NotFound, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.mc_cachenode import reporter as module
 from daemons.mc_cachenode.replicas import ReplicaTable
@@ -30,7 +30,7 @@ class ScriptedLink:
         self.sent.append(report)
         self.callbacks.append(on_reply)
 
-    def answer(self, reply: ReportReply | Unavailable) -> None:
+    def answer(self, reply: ReportReply | McError) -> None:
         self.callbacks.pop(0)(reply)
 
 
@@ -146,6 +146,47 @@ def test_an_answer_of_an_earlier_life_means_nothing(bench: Bench) -> None:
     bench.link.answer(ReportReply(announce=True))
     assert len(bench.link.sent) == 3
     assert (bench.link.sent[2].sequence, sealed_in(bench.link.sent[2])) == (1, [block_hash])
+
+
+def test_what_the_master_refuses_is_not_sent_again_as_it_was(bench: Bench) -> None:
+    """All is announced anew, at first after a second, then ever more rarely."""
+    bench.join()
+    bench.link.answer(ReportReply())
+    block_hash = bench.seal()
+    bench.pass_time(0.006)
+    assert len(bench.link.sent) == 2
+    for delay_s in (1.0, 2.0, 4.0):
+        before = len(bench.link.sent)
+        bench.link.answer(ProtocolError("malformed"))
+        bench.pass_time(delay_s - 0.01)
+        assert len(bench.link.sent) == before
+        bench.pass_time(0.02)
+        assert len(bench.link.sent) == before + 1
+        assert (bench.link.sent[-1].sequence, sealed_in(bench.link.sent[-1])) == (1, [block_hash])
+    for _ in range(20):
+        bench.link.answer(NotFound("joined without a segment"))
+        bench.pass_time(60.1)
+    bench.link.answer(ReportReply())
+    assert bench.reporter.is_idle
+    bench.seal()
+    bench.pass_time(0.006)
+    bench.link.answer(ProtocolError("malformed"))
+    before = len(bench.link.sent)
+    bench.pass_time(1.01)
+    assert len(bench.link.sent) == before + 1, "a success in between begins the count anew"
+
+
+def test_bad_blocks_are_told_apart(bench: Bench) -> None:
+    bench.join()
+    hashes = [bench.seal() for _ in range(2)]
+    bench.link.answer(ReportReply())
+    bench.pass_time(0.006)
+    bench.link.answer(ReportReply())
+    for block_hash, is_bad in zip(hashes, (True, False), strict=True):
+        assert bench.replicas.free(block_hash)
+        bench.reporter.freed(block_hash, is_bad=is_bad)
+    bench.pass_time(0.006)
+    assert (bench.link.sent[-1].bad, bench.link.sent[-1].freed) == ([hashes[0]], [hashes[1]])
 
 
 def test_a_refusal_is_told_at_once(bench: Bench) -> None:

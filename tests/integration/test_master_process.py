@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from daemons.protocol.block import (
     BadReplica,
     BlockFilter,
     BlockMeta,
+    BlockRemoved,
     CacheStat,
     CacheStatReply,
     ClearBlocks,
@@ -274,13 +276,16 @@ class ScriptedNode:
             self.blocks.pop(block_hash, None)
         self.report([], hashes)
 
-    def report(self, new: list[SealedBlock], freed: list[BlockHash]) -> None:
+    def report(
+        self, new: list[SealedBlock], freed: list[BlockHash], bad: list[BlockHash] | None = None
+    ) -> None:
         message = Report(
             node=self.description.node,
             epoch=self.description.epoch,
             sequence=self.sequence,
             sealed=new,
             freed=freed,
+            bad=bad or [],
             used_bytes=BLOCK_BYTES * len(self.blocks),
             capacity_bytes=CAPACITY_BYTES,
         )
@@ -451,6 +456,63 @@ def test_clear_says_what_is_left_when_a_node_does_not_answer(
     cache.obeys = False
     reply = client.request(ClearBlocks(filter=BlockFilter()), timeout_s=1.0)
     assert reply == ClearBlocksReply(num_cleared=0, num_left=3)
+
+
+@pytest.mark.parametrize("end", ["killed", "left", "new life", "announced anew"])
+def test_clear_does_not_wait_for_a_node_that_is_gone(
+    client: SyncClient, loop: Loop, nodes: Make, end: str
+) -> None:
+    gone, stays = nodes(describe("c0", "cachenode")), nodes(describe("c1", "cachenode"))
+    gone.seal(chain(3))
+    stays.seal(chain(2, seed=1))
+    wait_blocks(client, loop, 5)
+    gone.obeys = False
+    if end == "killed":
+        gone.close()  # its connection closes with it
+        loop.run_until(lambda: False, 0.2)
+    replies: list[ClearBlocksReply] = []
+
+    def clear() -> None:
+        with SyncClient(client.channel.endpoint, 30.0) as own:
+            reply = own.request(ClearBlocks(filter=BlockFilter()))
+            assert isinstance(reply, ClearBlocksReply)
+            replies.append(reply)
+
+    asking = threading.Thread(target=clear)
+    began_s = time.monotonic()
+    asking.start()
+    assert end == "killed" or loop.run_until(lambda: bool(gone.notices), 5)
+    if end == "left":
+        gone.link.leave(lambda: None)
+    elif end == "new life":
+        gone.close()
+        nodes(describe("c0", "cachenode", epoch=2))
+    elif end == "announced anew":
+        gone.sequence = 1
+        gone.report(list(gone.blocks.values()), [])
+    assert loop.run_until(lambda: bool(replies), 10)
+    asking.join(5)
+    assert time.monotonic() - began_s < 5
+    assert replies == [ClearBlocksReply(num_cleared=2, num_left=3, cleared_bytes=2 * BLOCK_BYTES)]
+
+
+def test_bad_block_leaves_the_directory_and_is_called_bad(
+    master: MasterProcess, client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    events = Subscriber(f"tcp://127.0.0.1:{master.events_port}", ("blockremoved",))
+    cache = nodes(describe("c0", "cachenode"))
+    hashes = chain(2)
+    cache.seal(hashes)
+    wait_blocks(client, loop, 2)
+    cache.report([], [], bad=[hashes[1]])
+    wait_blocks(client, loop, 1)
+    ((_, removed),) = events.events(1.0)
+    events.close()
+    assert isinstance(removed, BlockRemoved)
+    assert (removed.hash, removed.node, removed.why) == (hashes[1], "c0", "bad")
+    stat = ask(client, loop, CacheStat(), CacheStatReply)
+    assert isinstance(stat, CacheStatReply)
+    assert stat.num_evicted == 0
 
 
 def test_full_node_is_told_victims_and_leased_blocks_stay(
