@@ -11,6 +11,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from daemons.config.base import Section
+from daemons.config.forms import form_of
 from mcctl.cluster_plan import CONFIG_TYPES
 
 PROCESSES: Final = {f"mc-{role}": config_type for role, config_type in CONFIG_TYPES.items()}
@@ -54,6 +55,15 @@ _MEANINGS: Final = {
     "pull_workers": "Threads that pull KV from prefill.",
 }
 """Of keys whose struct says nothing, by name."""
+_FORM_WORDS: Final = {
+    "listen": "an endpoint tcp://ADDRESS:PORT, port 0 for a free one",
+    "endpoint": "an endpoint tcp://HOST:PORT",
+    "host_port_or_empty": "a text HOST:PORT",
+    "host": "an address",
+    "path": "a path",
+    "device": "cpu or cuda:N",
+    "size": 'a size such as "512MiB", or bytes',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +173,21 @@ def _field_texts(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 def _kind(name: str, hint: Any) -> str:
     bounds: list[str] = []
+    form = form_of(hint)
     while get_origin(hint) is not None and hasattr(hint, "__metadata__"):
         for meta in hint.__metadata__:
             bounds += _bounds(meta)
         hint = get_args(hint)[0]
     words = "a text"
     arguments = get_args(hint)
-    if hint is bool:
+    if form in _FORM_WORDS:
+        words = _FORM_WORDS[form]
+    elif hint is bool:
         words = "true or false"
     elif hint is int:
         words = "a number"
     elif hint is float:
         words = "a duration in seconds" if name.endswith("_s") else "a number"
-    elif set(arguments) == {str, int}:
-        words = 'a size such as "512MiB", or bytes'
     elif get_origin(hint) is list:
         inner = get_args(arguments[0]) or ("text",)
         words = "a list of " + " | ".join(str(item) for item in inner)

@@ -1,26 +1,15 @@
-"""Error family -> exit code of mcctl: the stable contract that scripts test; listed in man/mcctl.1."""
+"""Exit codes of mcctl, those of the error families and its own: the contract that scripts test, in man/mcctl.1."""
 
 from typing import Final
 
-from daemons.core.errors import McError, family_of
+from daemons.core.errors import EXIT_BUG, EXIT_CODES, exit_code
 
 OK: Final = 0
-BUG: Final = 1
+BUG: Final = EXIT_BUG
 """Also the answer "no" of a verb that compares (quickstart)."""
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 
-BY_FAMILY: Final = {
-    "not_found": 3,
-    "conflict": 4,
-    "rejected": 5,
-    "exhausted": 6,
-    "unavailable": 7,
-    "transfer": 8,
-    "protocol": 9,
-    "config": 78,
-}
+BY_FAMILY: Final = EXIT_CODES
 
-
-def exit_code(error: McError) -> int:
-    return BY_FAMILY.get(family_of(error), BUG)
+__all__ = ["BUG", "BY_FAMILY", "INTERRUPTED", "OK", "USAGE", "exit_code"]

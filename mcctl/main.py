@@ -4,7 +4,6 @@ import copy
 import errno
 import importlib
 import os
-import re
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 import typer.core
 
+from daemons.config.forms import is_endpoint
 from daemons.core.errors import Exhausted, McError
 from mcctl import exit_codes
 from mcctl.render import complain, note
@@ -168,7 +168,7 @@ def _set_flag(settings: Settings, flag: str, value: Any) -> None:
         return
     if flag == "output" and value not in OUTPUTS:
         raise typer.BadParameter(f"--output {value}: write one of {', '.join(OUTPUTS)}")
-    if flag == "endpoint" and not re.fullmatch(r"tcp://.+:\d+|ipc://.+", value):
+    if flag == "endpoint" and not is_endpoint(value):
         raise typer.BadParameter(
             f"--endpoint {value}: write tcp://HOST:PORT, the master's node.listen"
         )

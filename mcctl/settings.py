@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from daemons.config.base import Section, load_config
+from daemons.config.common import Seconds
 from daemons.core.errors import ConfigError
 from mcctl import paths
 from mcctl.cluster_record import running_record
@@ -21,11 +22,11 @@ DEFAULT_TIMEOUT_S: Final = 5.0
 class ToolConfig(Section, frozen=True, kw_only=True):
     """~/.config/mooncake/mcctl.toml: defaults of the global flags."""
 
-    endpoint: str = ""
+    endpoint: Annotated[str, msgspec.Meta(extra={"form": "endpoint_or_empty"})] = ""
     """The master; empty for a local cluster's, else tcp://127.0.0.1:7700."""
-    url: str = ""
+    url: Annotated[str, msgspec.Meta(extra={"form": "url_or_empty"})] = ""
     """The gateway; empty for a local cluster's, else http://127.0.0.1:8000."""
-    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = DEFAULT_TIMEOUT_S
+    timeout_s: Seconds = DEFAULT_TIMEOUT_S
     output: Output = "table"
 
 

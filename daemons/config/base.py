@@ -1,16 +1,30 @@
 """Reading TOML into frozen structs, with errors that name the file, the key and what is wrong with it."""
 
+import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import tomli
 
+from daemons.config.forms import complaint, forms_of, show
 from daemons.core.errors import ConfigError
+
+_STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+"""Of a path such as transfer.transports[0]."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every section: unknown keys are errors, values never change after start."""
+    """Base of every section: unknown keys are errors, texts have the form they need, values never change after start.
+
+    A section with a `__post_init__` of its own calls this one.
+    """
+
+    def __post_init__(self) -> None:
+        for name, form in forms_of(type(self)):
+            why = complaint(form, getattr(self, name))
+            if why is not None:
+                raise ValueError(f"`{name}`: {why}")
 
 
 Config = TypeVar("Config", bound=Section)
@@ -30,7 +44,7 @@ def load_config(
     try:
         return msgspec.convert(tree, config_type, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error), config_type)}") from None
+        raise ConfigError(f"{where}: {_explain(str(error), config_type, tree)}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -62,15 +76,49 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[leaf] = value
 
 
-def _explain(message: str, config_type: type[Section]) -> str:
+def _explain(message: str, config_type: type[Section], tree: dict[str, Any]) -> str:
     """msgspec says "Object contains unknown field `x` - at `$.transfer`"; say it as an operator would."""
     problem, _, place = message.partition(" - at `$")
-    section = place.rstrip("`").lstrip(".")
+    key = place.rstrip("`").lstrip(".")
     if problem.startswith("Object contains unknown field"):
         name = problem.split("`")[1]
-        known = ", ".join(_known_keys(config_type, section))
-        return f"unknown key `{f'{section}.' if section else ''}{name}`; known here: {known}"
-    return f"`{section}`: {problem[0].lower()}{problem[1:]}" if section else problem
+        known = ", ".join(_known_keys(config_type, key))
+        return f"unknown key `{f'{key}.' if key else ''}{name}`; known here: {known}"
+    if not key:
+        return problem
+    if problem.startswith("`"):  # a form of the section's own: it names its key
+        return f"`{key}.{problem[1:]}"
+    value = _value_at(tree, key)
+    given = "" if value is None or isinstance(value, dict) else f"{show(value)}: "
+    said = f"{problem[0].lower()}{problem[1:]}"
+    allowed = ", ".join(map(str, _choices_at(config_type, key)))
+    if allowed and said.startswith("invalid enum value"):
+        said = f"write one of {allowed}"
+    return f"`{key}`: {given}{said}"
+
+
+def _value_at(tree: Any, key: str) -> Any:
+    for name, number in _STEP.findall(key):
+        try:
+            tree = tree[int(number)] if number else tree[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
+
+
+def _choices_at(config_type: type[Section], key: str) -> tuple[Any, ...]:
+    """The values of a Literal, or of a list of them."""
+    hint: Any = config_type
+    for name, number in _STEP.findall(key):
+        while hasattr(hint, "__metadata__"):
+            hint = get_args(hint)[0]
+        if number:
+            hint = next(iter(get_args(hint)), None)
+        elif isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            hint = {field.encode_name: field.type for field in msgspec.structs.fields(hint)}.get(
+                name
+            )
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _known_keys(config_type: type[Section], section: str) -> list[str]:

@@ -5,15 +5,24 @@ from typing import Annotated, Literal
 import msgspec
 
 from daemons.config.base import Section
+from daemons.config.forms import MAX_PORT
 from daemons.core.errors import ConfigError
 from daemons.core.units import parse_size
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, extra={"form": "seconds"})]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Name = Annotated[str, msgspec.Meta(extra={"form": "name"})]
 """Of a node: part of file names, addresses and log lines."""
-Size = str | int
+Port = Annotated[int, msgspec.Meta(ge=0, le=MAX_PORT)]
+Listen = Annotated[str, msgspec.Meta(extra={"form": "listen"})]
+"""Where a process's own server is."""
+Endpoint = Annotated[str, msgspec.Meta(extra={"form": "endpoint"})]
+"""Where a peer's is."""
+Metrics = Annotated[str, msgspec.Meta(extra={"form": "host_port_or_empty"})]
+Host = Annotated[str, msgspec.Meta(extra={"form": "host"})]
+Directory = Annotated[str, msgspec.Meta(extra={"form": "path"})]
+Size = Annotated[str | int, msgspec.Meta(extra={"form": "size"})]
 """Bytes: a number, or text such as "512MiB"."""
 
 
@@ -37,20 +46,20 @@ class LogSection(Section, frozen=True, kw_only=True):
 class MasterLinkSection(Section, frozen=True, kw_only=True):
     """Where the master is."""
 
-    endpoint: str = "tcp://127.0.0.1:7700"
+    endpoint: Endpoint = "tcp://127.0.0.1:7700"
 
 
 class TransferSection(Section, frozen=True, kw_only=True):
     """Data paths. `host` is the address bound and told to others; `port` 0 takes a free one."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     more_hosts: list[str] = msgspec.field(default_factory=list)
     """Addresses of further NICs, each on the same port, bound and told too: peers spread tcp transfers over all of
     them, and go on when some are lost."""
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    transports: list[Literal["shm", "tcp", "rdma"]] = msgspec.field(
-        default_factory=lambda: ["shm", "tcp"]
-    )
+    port: Port = 0
+    transports: Annotated[
+        list[Literal["shm", "tcp", "rdma"]], msgspec.Meta(extra={"form": "transports"})
+    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
     unix_dir: str = ""
     """Directory of the UNIX socket for peers on this host; empty for a private one under /tmp or $RUNTIME_DIRECTORY."""
     secret_file: str = ""
@@ -63,7 +72,7 @@ class TransferSection(Section, frozen=True, kw_only=True):
 class ModelSection(Section, frozen=True, kw_only=True):
     """The model an instance serves."""
 
-    path: str
+    path: Directory
     """A Hugging Face directory: config.json, *.safetensors, tokenizer.json."""
     name: str = ""
     """What clients call it; empty for the directory's name."""
@@ -73,7 +82,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     """How an instance computes. Instances share KV only when dtype, block_tokens and threads are equal."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    device: str = "cpu"
+    device: Annotated[str, msgspec.Meta(extra={"form": "device"})] = "cpu"
     threads: Count = 1
     block_tokens: Literal[16, 32, 64, 128, 256] = 64
     kv_memory: Size = "2GiB"

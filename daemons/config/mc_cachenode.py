@@ -5,8 +5,11 @@ import msgspec
 from daemons.config.base import Section
 from daemons.config.common import (
     Count,
+    Directory,
+    Listen,
     LogSection,
     MasterLinkSection,
+    Metrics,
     Name,
     Seconds,
     Size,
@@ -18,15 +21,15 @@ class NodeSection(Section, frozen=True, kw_only=True):
     """Who this node is and where it listens."""
 
     id: Name = "cachenode"
-    listen: str = "tcp://127.0.0.1:7710"
-    metrics: str = "127.0.0.1:9710"
+    listen: Listen = "tcp://127.0.0.1:7710"
+    metrics: Metrics = "127.0.0.1:9710"
 
 
 class SegmentSection(Section, frozen=True, kw_only=True):
     """The memory this node lends."""
 
     size: Size = "2GiB"
-    directory: str = "/dev/shm"
+    directory: Directory = "/dev/shm"
     """A tmpfs; the segment is one file in it, fully allocated at start."""
     prefault: bool = False
     """Touch all pages at start, so that the first put of each is as fast as the next."""

@@ -1,9 +1,20 @@
 """/etc/mooncake/mc-gateway.toml"""
 
+from typing import Annotated
+
 import msgspec
 
 from daemons.config.base import Section
-from daemons.config.common import Count, LogSection, MasterLinkSection, Name, Seconds, Size
+from daemons.config.common import (
+    Count,
+    Host,
+    LogSection,
+    MasterLinkSection,
+    Name,
+    Port,
+    Seconds,
+    Size,
+)
 
 
 class NodeSection(Section, frozen=True, kw_only=True):
@@ -15,8 +26,8 @@ class NodeSection(Section, frozen=True, kw_only=True):
 class HttpSection(Section, frozen=True, kw_only=True):
     """The OpenAI-compatible API; /metrics and /health are on the same port."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: Host = "127.0.0.1"
+    port: Port = 8000
     max_body: Size = "8MiB"
     max_requests: Count = 256
     """Requests in flight, those that wait included; beyond it 429 with Retry-After."""
@@ -30,7 +41,7 @@ class RequestSection(Section, frozen=True, kw_only=True):
     """A master that takes longer for a plan counts as away: 503. The wait behind others is not in it."""
     timeout_s: Seconds = 600.0
     """Longest time from a request to the last token of its answer, with all attempts."""
-    max_retries: int = 2
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
 
 
 class GatewayConfig(Section, frozen=True, kw_only=True):

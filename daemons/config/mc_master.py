@@ -1,11 +1,19 @@
 """/etc/mooncake/mc-master.toml"""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from daemons.config.base import Section
-from daemons.config.common import Count, Fraction, LogSection, Name, Seconds
+from daemons.config.common import (
+    Count,
+    Fraction,
+    Listen,
+    LogSection,
+    Metrics,
+    Name,
+    Seconds,
+)
 
 Policy = Literal["random", "least-loaded", "cache-aware", "kvcache-centric", "time"]
 
@@ -14,9 +22,9 @@ class NodeSection(Section, frozen=True, kw_only=True):
     """Who this master is and where it listens."""
 
     id: Name = "master"
-    listen: str = "tcp://127.0.0.1:7700"
-    events: str = "tcp://127.0.0.1:7701"
-    metrics: str = "127.0.0.1:9700"
+    listen: Listen = "tcp://127.0.0.1:7700"
+    events: Listen = "tcp://127.0.0.1:7701"
+    metrics: Metrics = "127.0.0.1:9700"
     """host:port of /metrics; empty for none."""
     state_dir: str = ""
     """Keeps the incarnation counter; empty for $STATE_DIRECTORY, else ~/.local/state/mooncake/<id>."""
@@ -30,6 +38,7 @@ class MembershipSection(Section, frozen=True, kw_only=True):
     dead_beats: Count = 6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.suspect_beats >= self.dead_beats:
             raise ValueError(
                 f"suspect_beats ({self.suspect_beats}) must be below dead_beats ({self.dead_beats})"
@@ -45,6 +54,7 @@ class PoolSection(Section, frozen=True, kw_only=True):
     """How long a match keeps blocks from eviction."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.low_watermark >= self.high_watermark:
             raise ValueError(
                 f"low_watermark ({self.low_watermark}) must be below high_watermark ({self.high_watermark})"
@@ -56,7 +66,7 @@ class ConductorSection(Section, frozen=True, kw_only=True):
 
     policy: Policy = "time"
     seed: int = 0
-    balancing_threshold: float = 1.5
+    balancing_threshold: Annotated[float, msgspec.Meta(ge=0)] = 1.5
     """kvcache-centric: fetch the best prefix when it is this many times the local one."""
     max_queue_s: Seconds = 60.0
     """A request whose predicted queue is longer everywhere is rejected with 429."""

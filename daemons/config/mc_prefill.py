@@ -6,8 +6,10 @@ from daemons.config.base import Section
 from daemons.config.common import (
     Count,
     EngineSection,
+    Listen,
     LogSection,
     MasterLinkSection,
+    Metrics,
     ModelSection,
     Name,
     Seconds,
@@ -19,8 +21,8 @@ class NodeSection(Section, frozen=True, kw_only=True):
     """Who this instance is and where it listens."""
 
     id: Name = "prefill"
-    listen: str = "tcp://127.0.0.1:7720"
-    metrics: str = "127.0.0.1:9720"
+    listen: Listen = "tcp://127.0.0.1:7720"
+    metrics: Metrics = "127.0.0.1:9720"
 
 
 class PrefillSection(Section, frozen=True, kw_only=True):

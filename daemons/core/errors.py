@@ -10,10 +10,11 @@ McError
   ProtocolError   9   a peer speaks another language
   ConfigError    78   the operator must change something
 
-The number is mcctl's exit code; `code` is the name on the wire; `retry` says whether trying again helps.
+The number is the exit code of mcctl, and of a daemon that cannot start; `code` is the name on the wire; `retry` says
+whether trying again helps.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 Retry = Literal["never", "later", "elsewhere"]
 
@@ -78,6 +79,24 @@ FAMILIES: dict[str, type[McError]] = {
         ConfigError,
     )
 }
+
+
+EXIT_BUG: Final = 1
+EXIT_CODES: Final = {
+    "not_found": 3,
+    "conflict": 4,
+    "rejected": 5,
+    "exhausted": 6,
+    "unavailable": 7,
+    "transfer": 8,
+    "protocol": 9,
+    "config": 78,
+}
+"""By family."""
+
+
+def exit_code(error: McError) -> int:
+    return EXIT_CODES.get(family_of(error), EXIT_BUG)
 
 
 def family_of(error: McError) -> str:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from daemons.config.base import Section, load_config
-from daemons.core.errors import ConfigError, McError
+from daemons.core.errors import ConfigError, McError, exit_code
 from daemons.rpc import Loop
 from daemons.service.logs import set_up_logging
 from daemons.service.notify import notify, watchdog_interval_s
 
 log = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_BUG, EXIT_CONFIG = 0, 1, 78
+EXIT_OK = 0
 _STATUS_INTERVAL_S = 5.0
 
 
@@ -61,7 +61,11 @@ def run_daemon(
     *,
     reload: Callable[[App, Config], object] | None = None,
 ) -> int:
-    """Exit status of the process. A ConfigError is one line on stderr and status 78 (systemd does not restart)."""
+    """Exit status of the process.
+
+    An error at start is one line on stderr and the status of its family; 78 for one that the operator must put right,
+    where systemd does not start it again.
+    """
     arguments = _parse_arguments(name)
     try:
         config = load_config(arguments.config, config_type, arguments.set)
@@ -70,12 +74,9 @@ def run_daemon(
             return EXIT_OK
         set_up_logging(config.node.id, config.log.level)  # type: ignore[attr-defined]  # every process has both
         app = build(config)
-    except ConfigError as error:
-        sys.stderr.write(f"{name}: {error.message}\n")
-        return EXIT_CONFIG
     except McError as error:
         sys.stderr.write(f"{name}: {error.message}\n")
-        return EXIT_BUG
+        return exit_code(error)
 
     def reload_config() -> None:
         try:

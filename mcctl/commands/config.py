@@ -1,13 +1,12 @@
 """mcctl config: check files before a daemon reads them, show what it would run with."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
-from daemons.config.base import Section, load_config
-from daemons.config.common import Size, size_bytes
+from daemons.config.base import load_config
 from daemons.core.errors import ConfigError, McError
 from mcctl import config_text, exit_codes, render
 from mcctl.commands import new_app
@@ -84,8 +83,7 @@ def _check(path: Path) -> CheckedFile:
     process, problem = "?", ""
     try:
         process = _process(path)
-        config = load_config(path, config_text.PROCESSES[process])
-        _check_sizes(config, path)
+        load_config(path, config_text.PROCESSES[process])
     except McError as error:
         problem = error.message
     return CheckedFile(path=str(path), process=process, problem=problem)
@@ -100,20 +98,6 @@ def _process(path: Path) -> str:
             f"PROCESS being one of {', '.join(config_text.PROCESSES)}"
         )
     return process
-
-
-def _check_sizes(config: Section, path: Path) -> None:
-    """A size is text to the parser; the daemon would refuse a wrong one when it first uses it."""
-    for section_field in msgspec.structs.fields(config):
-        section: Any = getattr(config, section_field.name)
-        if not isinstance(section, Section):
-            continue
-        for field in msgspec.structs.fields(section):
-            if field.type == Size:
-                try:
-                    size_bytes(getattr(section, field.name), f"{section_field.name}.{field.name}")
-                except ConfigError as error:
-                    raise ConfigError(f"{path}: {error.message}") from None
 
 
 def _toml(value: object) -> str:

@@ -1,7 +1,9 @@
 """Config errors are one line: file, key, problem, what is known."""
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from daemons.config.base import Section, load_config
@@ -70,6 +72,79 @@ def test_unknown_section_names_the_known_ones(tmp_path: Path) -> None:
 )
 def test_wrong_values_name_their_key(tmp_path: Path, text: str, part: str) -> None:
     assert part in message(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("config_type", [MasterConfig, CachenodeConfig, GatewayConfig])
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("node.listen", "tcp://127.0.0.1:99999", "PORT at most 65535"),
+        ("node.listen", "tcp://127.0.0.1", "write tcp://ADDRESS:PORT"),
+        ("node.listen", "127.0.0.1:7700", "write tcp://ADDRESS:PORT"),
+        ("node.listen", "", "write tcp://ADDRESS:PORT"),
+        ("node.events", "udp://h:1", "write tcp://ADDRESS:PORT"),
+        ("node.metrics", "9700", "write HOST:PORT"),
+        ("node.metrics", "h:99999", "write HOST:PORT"),
+        ("node.id", "a b", "letters, digits"),
+        ("master.endpoint", "h:7700", "write tcp://HOST:PORT"),
+        ("master.endpoint", "tcp://h:0", "PORT 1 to 65535"),
+        ("master.endpoint", "tcp://*:7700", "write tcp://HOST:PORT"),
+        ("transfer.host", "", "an address of this host"),
+        ("transfer.host", "tcp://h", "an address of this host"),
+        ("transfer.port", 70000, "<= 65535"),
+        ("transfer.transports", [], "one or more of shm, tcp, rdma"),
+        ("transfer.transports", ["tcp", "tcp"], "each once"),
+        ("transfer.transports", ["udp"], "write one of shm, tcp, rdma"),
+        ("transfer.timeout_s", float("inf"), "at most a year"),
+        ("segment.size", "many", "512MiB"),
+        ("segment.size", 0, "more than 0 bytes"),
+        ("segment.directory", " ", "the path of a directory"),
+        ("http.port", -1, ">= 0"),
+        ("http.host", "a b", "an address of this host"),
+        ("http.max_body", "big", "512MiB"),
+        ("request.max_retries", -1, ">= 0"),
+        ("membership.beat_interval_s", float("inf"), "at most a year"),
+        ("conductor.policy", "fastest", "write one of random, least-loaded"),
+        ("conductor.balancing_threshold", -1.0, ">= 0"),
+    ],
+)
+def test_value_of_a_wrong_form_is_said_with_its_key_and_what_is_allowed(
+    config_type: type[Section], key: str, value: object, allowed: str
+) -> None:
+    section, name = key.split(".")
+    sections = {field.name: field.type for field in msgspec.structs.fields(config_type)}
+    if name not in getattr(sections.get(section), "__struct_fields__", ()):
+        return
+    text = str(value) if isinstance(value, float) else json.dumps(value)
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, config_type, [f"{key}={text}"])
+    said = caught.value.message
+    assert f"`{key}" in said
+    assert (text if value != ["udp"] else '"udp"') in said
+    assert allowed in said
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "node.listen=tcp://0.0.0.0:0",
+        "node.listen=tcp://*:7700",
+        "node.listen=tcp://[::]:7700",
+        "node.listen=ipc:///run/x",
+        "node.metrics=",
+        "node.metrics=[::1]:9700",
+        "node.events=tcp://eth0:7701",
+    ],
+)
+def test_good_forms_are_accepted(override: str) -> None:
+    load_config(None, MasterConfig, [override])
+
+
+@pytest.mark.parametrize("override", ["engine.device=tpu", "model.path=", "engine.kv_memory=0"])
+def test_wrong_engine_values_are_said_before_a_model_is_loaded(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, PrefillConfig, ["model.path=x", override])
+    assert f"`{override.partition('=')[0]}`" in caught.value.message
 
 
 def test_missing_and_unreadable_files_are_said(tmp_path: Path) -> None:

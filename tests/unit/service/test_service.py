@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from daemons.core.errors import ConfigError, Conflict, Unavailable
+from daemons.config.mc_master import MasterConfig
+from daemons.core.errors import ConfigError, Conflict, Exhausted, McError, Unavailable
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.base import Ok
 from daemons.protocol.node import Beat, HelloReply, Join, JoinReply, Leave, NodeDescription
 from daemons.rpc import Call, Loop, Server
 from daemons.rpc import client as client_module
+from daemons.service.daemon import App, run_daemon
 from daemons.service.logs import set_up_logging
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
@@ -63,6 +65,34 @@ def test_journal_lines_carry_their_priority(
     finally:
         logging.root.handlers[:] = kept[0]
         logging.root.setLevel(kept[1])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("this port is taken"), 78),
+        (Exhausted("no memory now"), 6),
+        (Unavailable("the device is away"), 7),
+        (McError("odd"), 1),
+    ],
+)
+def test_start_that_fails_ends_with_the_status_of_its_family(
+    error: McError,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def build(_: MasterConfig) -> App:
+        raise error
+
+    kept = logging.root.handlers[:], logging.root.level
+    monkeypatch.setattr("sys.argv", ["mc-master"])
+    try:
+        assert run_daemon("mc-master", MasterConfig, build) == status
+    finally:
+        logging.root.handlers[:] = kept[0]
+        logging.root.setLevel(kept[1])
+    assert capsys.readouterr().err == f"mc-master: {error.message}\n"
 
 
 def test_metrics_are_served_and_a_bad_address_is_said() -> None:
