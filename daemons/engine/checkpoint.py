@@ -59,6 +59,11 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """From the file's header, without reading the tensor; None where there is none."""
+        file = self._files.get(name)
+        return None if file is None else tuple(file.get_slice(name).get_shape())
+
     def take(self, name: str) -> torch.Tensor:
         """A copy of the tensor, or ConfigError naming what the checkpoint lacks.
 

@@ -13,6 +13,7 @@ import torch
 
 from daemons.config.common import EngineSection, ModelSection, size_bytes
 from daemons.core.errors import ConfigError
+from daemons.core.units import format_size
 from daemons.engine.canary import CanaryResult, run_canary
 from daemons.engine.checkpoint import read_json
 from daemons.engine.fingerprint import NamespaceParts, model_fingerprint, namespace
@@ -106,9 +107,10 @@ def open_instance(model: ModelSection, engine: EngineSection, transfer: Transfer
     capacity_tokens = size_bytes(engine.kv_memory, "engine.kv_memory") // geometry.bytes_per_token
     capacity_tokens -= capacity_tokens % CHUNK_TOKENS
     if capacity_tokens < CHUNK_TOKENS:
+        least = format_size(CHUNK_TOKENS * geometry.bytes_per_token)
         raise ConfigError(
-            f"`engine.kv_memory`: {engine.kv_memory} holds less than {CHUNK_TOKENS} tokens "
-            f"of {geometry.bytes_per_token} bytes"
+            f"`engine.kv_memory`: {engine.kv_memory} holds less than {CHUNK_TOKENS} tokens of this model; give it "
+            f"at least {least}, and {format_size(geometry.bytes_per_token)} for each further token it is to hold"
         )
     memory = allocate_shared("mooncake-kv", KvArena.arena_bytes(geometry, capacity_tokens))
     region = transfer.register(memory)

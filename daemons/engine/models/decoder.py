@@ -14,6 +14,7 @@ from daemons.engine.checkpoint import Weights
 from daemons.engine.linear import Linear
 from daemons.engine.models.config import DecoderConfig
 from daemons.engine.models.rope import RopeTable, rotate
+from daemons.engine.models.shapes import check_shapes
 
 # (layer, q [row, head, d], k and v [row, kv_head, d]) -> [row, head * d]; stores k and v.
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,6 +42,7 @@ class Decoder:
     """A loaded model; immutable, and free of any per-sequence state."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        check_shapes(config, weights)
         self.config = config
         self.embedding = weights.take("model.embed_tokens.weight")
         self.layers = [load_layer(config, weights, index) for index in range(config.num_layers)]

@@ -83,6 +83,26 @@ def test_sizes_that_are_none_are_refused_by_name(key: str, value: object) -> Non
         read_decoder_config(LLAMA | {key: value})
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": 128, "head_dim": 16}, r"hidden_size.*embed_tokens.*200 x 128.*200 x 96"),
+        ({"vocab_size": 300}, r"vocab_size.*embed_tokens.*300 x 96.*200 x 96"),
+        ({"num_attention_heads": 2, "head_dim": 16}, "num_attention_heads.*q_proj"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads.*k_proj"),
+        ({"head_dim": 32}, "head_dim.*q_proj"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers.*2 layers"),
+    ],
+)
+def test_config_of_another_model_is_refused_by_key_and_tensor(
+    model_dir: Path, make_runner: Callable[..., Runner], change: dict[str, Any], says: str
+) -> None:
+    path = model_dir / "config.json"
+    path.write_text(json.dumps(read_json(path) | change))
+    with pytest.raises(ConfigError, match=says):
+        make_runner(model_dir)
+
+
 def test_heads_must_share_evenly() -> None:
     with pytest.raises(ConfigError, match="cannot share"):
         read_decoder_config(LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 3})
