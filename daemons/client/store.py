@@ -5,40 +5,21 @@ read safe: the trailer is checked against it, and every layer against the traile
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from daemons.core.errors import McError, TransferError
 from daemons.core.ids import new_put_id
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply
-from daemons.protocol.segment import RegionRef, Strided
+from daemons.protocol.segment import Grant, RegionGrant, RegionRef
 from daemons.rpc import SyncClient
+from daemons.store.runs import BlockRun, runs_of
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, row_checksums
 from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine
+from daemons.transfer.capability import MAX_RANGES
 
 LayerTarget = tuple[ByteArray, ByteArray]
 """Writable bytes for the k rows and the v rows of one layer: block i's row at i * row_bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Neighbouring blocks of a plan whose slots lie in one region at one stride: one copy a row for all of them."""
-
-    region: RegionRef
-    first: int
-    num_blocks: int
-    offset: int
-    stride: int
-
-    def rows(self, start: int, row_bytes: int, num_blocks: int) -> Strided:
-        """The bytes at `start` of each of the first `num_blocks` slots."""
-        return Strided(
-            offset=self.offset + start,
-            row_bytes=row_bytes,
-            num_rows=num_blocks,
-            stride_bytes=self.stride if num_blocks > 1 else 0,
-        )
 
 
 class BlockReader:
@@ -47,9 +28,18 @@ class BlockReader:
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
 
-    def open(self, locations: Sequence[BlockLocation], *, timeout_s: float = 5.0) -> "OpenedBlocks":
-        """Read and check the trailers. `num_good` of the result are there, in order, and of one shape."""
-        return OpenedBlocks(self._engine, locations, timeout_s)
+    def open(
+        self,
+        locations: Sequence[BlockLocation],
+        *,
+        grants: Sequence[RegionGrant] = (),
+        timeout_s: float = 5.0,
+    ) -> "OpenedBlocks":
+        """Read and check the trailers. `num_good` of the result are there, in order, and of one shape.
+
+        `grants` are those of the reply that named the locations, all or the first of them; a daemon needs none.
+        """
+        return OpenedBlocks(self._engine, locations, grants, timeout_s)
 
     def read_block(self, location: BlockLocation, *, timeout_s: float = 5.0) -> bytes | None:
         """The verified payload of one block; None is a miss."""
@@ -67,7 +57,11 @@ class OpenedBlocks:
     """Located blocks whose trailers were verified; `num_good` only shrinks. One thread at a time."""
 
     def __init__(
-        self, engine: TransferEngine, locations: Sequence[BlockLocation], timeout_s: float
+        self,
+        engine: TransferEngine,
+        locations: Sequence[BlockLocation],
+        grants: Sequence[RegionGrant],
+        timeout_s: float,
     ) -> None:
         self.locations = _of_one_shape(locations)
         self.num_good = len(self.locations)
@@ -78,7 +72,8 @@ class OpenedBlocks:
         self.unreachable: list[tuple[BlockLocation, str]] = []
         """Replicas that could not be read; says nothing about their bytes."""
         self._engine = engine
-        self._runs = list(_merge(self.locations))
+        self._runs = list(runs_of(self.locations))
+        self._grants = _grants_of(self._runs, grants)
         self._trailers: list[Trailer] = []
         self._open(timeout_s)
 
@@ -139,7 +134,7 @@ class OpenedBlocks:
 
     def _layer_reads(
         self, first: int, targets: Sequence[LayerTarget], num_blocks: int
-    ) -> Iterator[tuple[_Run, Read]]:
+    ) -> Iterator[tuple[BlockRun, Read]]:
         row = self.row_bytes
         for run in self._runs:
             count = min(run.num_blocks, num_blocks - run.first)
@@ -151,18 +146,21 @@ class OpenedBlocks:
                     yield run, Read.into(run.rows(start, row, count), rows, run.first * row)
                     start += row
 
-    def _fetch(self, reads: Iterator[tuple[_Run, Read]], timeout_s: float) -> None:
+    def _fetch(self, reads: Iterator[tuple[BlockRun, Read]], timeout_s: float) -> None:
         """One batch a region, in the order of the blocks; a failed one ends the good blocks where it starts."""
-        batches: list[tuple[int, RegionRef, list[Read]]] = []
+        batches: list[tuple[int, RegionRef, Grant | None, list[Read]]] = []
         for run, read in reads:
-            if not batches or batches[-1][1] != run.region:
-                batches.append((run.first, run.region, []))
-            batches[-1][2].append(read)
-        for first, region, of_region in batches:
+            grant = self._grants.get(run.first)
+            if not batches or batches[-1][1] != run.region or batches[-1][2] is not grant:
+                batches.append((run.first, run.region, grant, []))
+            batches[-1][3].append(read)
+        for first, region, grant, of_region in batches:
             if first >= self.num_good:
                 return
             try:
-                self._engine.run(ReadBatch(region, of_region, timeout_s=timeout_s))
+                self._engine.run(
+                    ReadBatch(region, of_region, timeout_s=timeout_s, capability=grant)
+                )
             except McError as error:
                 self.num_good = first
                 self.unreachable.append((self.locations[first], error.message))
@@ -202,15 +200,18 @@ def _of_one_shape(locations: Sequence[BlockLocation]) -> list[BlockLocation]:
     return good
 
 
-def _merge(locations: Sequence[BlockLocation]) -> Iterator[_Run]:
-    start = 0
-    while start < len(locations):
-        region, offset = locations[start].region, locations[start].offset
-        end, stride = start + 1, 0
-        while end < len(locations) and locations[end].region == region:
-            step = locations[end].offset - locations[end - 1].offset
-            if (stride and step != stride) or step < locations[end].length:
-                break
-            stride, end = step, end + 1
-        yield _Run(region, start, end - start, offset, stride)
-        start = end
+def _grants_of(runs: Sequence[BlockRun], grants: Sequence[RegionGrant]) -> dict[int, Grant]:
+    """For the first block of each run, the grant that opens it: each has room for so many runs of its region."""
+    by_region: dict[tuple[int, int], list[Grant]] = {}
+    for each in grants:
+        by_region.setdefault((each.epoch, each.region_id), []).append(each.grant)
+    seen: dict[tuple[int, int], int] = {}
+    found: dict[int, Grant] = {}
+    for run in runs:
+        key = (run.region.address.epoch, run.region.region_id)
+        number = seen.get(key, 0)
+        seen[key] = number + 1
+        of_region = by_region.get(key, [])
+        if number // MAX_RANGES < len(of_region):
+            found[run.first] = of_region[number // MAX_RANGES]
+    return found

@@ -63,8 +63,8 @@ class TransferSection(Section, frozen=True, kw_only=True):
     unix_dir: str = ""
     """Directory of the UNIX socket for peers on this host; empty for a private one under /tmp or $RUNTIME_DIRECTORY."""
     secret_file: str = ""
-    """File with the secret that daemons of one cluster share, the same on all; empty: on this host processes of the
-    same user trust each other, and TCP asks for nothing."""
+    """File with the secret that daemons of one cluster share, the same on all: who does not know it reads only what
+    was granted. Empty: on this host processes of the same user trust each other, and TCP asks for nothing."""
     timeout_s: Seconds = 10.0
     """A transfer that takes longer has failed: one block put, the KV of some layers, a reused prefix."""
 

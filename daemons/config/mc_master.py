@@ -61,6 +61,13 @@ class PoolSection(Section, frozen=True, kw_only=True):
             )
 
 
+class AccessSection(Section, frozen=True, kw_only=True):
+    """Who may read blocks."""
+
+    secret_file: str = ""
+    """The file that the cache nodes have as transfer.secret_file: replies then carry grants for readers without it."""
+
+
 class ConductorSection(Section, frozen=True, kw_only=True):
     """Who serves a request."""
 
@@ -80,5 +87,6 @@ class MasterConfig(Section, frozen=True, kw_only=True):
     node: NodeSection = msgspec.field(default_factory=NodeSection)
     membership: MembershipSection = msgspec.field(default_factory=MembershipSection)
     pool: PoolSection = msgspec.field(default_factory=PoolSection)
+    access: AccessSection = msgspec.field(default_factory=AccessSection)
     conductor: ConductorSection = msgspec.field(default_factory=ConductorSection)
     log: LogSection = msgspec.field(default_factory=LogSection)

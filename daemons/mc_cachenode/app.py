@@ -177,6 +177,7 @@ class CachenodeApp:
             segments=[segment],
             metrics=self._metrics_server.address,
             devices=self._devices,
+            ticks_ms=self._engine.ticks_ms(),
         )
 
     def _measure(self) -> None:

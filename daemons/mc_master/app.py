@@ -9,6 +9,7 @@ from daemons.conductor.request_log import RequestLog
 from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
 from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.handlers import Handlers
 from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
 from daemons.mc_master.metrics import MasterMetrics
@@ -18,6 +19,7 @@ from daemons.protocol.node import HelloReply, NodeDescription
 from daemons.rpc import Call, Loop, Publisher, Server
 from daemons.service.daemon import software_version
 from daemons.service.metrics import MetricsServer
+from daemons.service.secret import read_secret
 from daemons.store.directory import Directory
 from daemons.transfer import host_id
 
@@ -37,6 +39,7 @@ class MasterApp:
         self._state_dir = state_directory(config.node.state_dir, config.node.id)
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self._publisher = Publisher(self.loop, config.node.events)
+        secret = read_secret(config.access.secret_file, "access.secret_file")
         metrics = MasterMetrics()
         self._metrics_server = MetricsServer(config.node.metrics, metrics.registry)
         # Taken last: a start that fails because the address is in use is not a life.
@@ -55,6 +58,7 @@ class MasterApp:
             requests=RequestLog(config.conductor.request_log),
             started_s=self.loop.clock(),
             tuning=tuning_of(config),
+            grants=ReplyGrants(secret),
         )
         self._handlers = Handlers(self.state)
         self._reported_lookups = (0, 0, 0)

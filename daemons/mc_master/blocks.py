@@ -6,6 +6,7 @@ announcement. What was known stays readable until the announcement begins: reade
 """
 
 import logging
+from collections.abc import Sequence
 from typing import assert_never
 
 from daemons.conductor.membership import Member
@@ -18,6 +19,7 @@ from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.block import (
     BadReplica,
+    BlockLocation,
     BlockRemoved,
     BlockStored,
     CacheStat,
@@ -34,6 +36,7 @@ from daemons.protocol.block import (
     Report,
     ReportReply,
 )
+from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
 from daemons.store import listing
 
@@ -188,23 +191,30 @@ class BlockHandlers:
     # -- lookups -------------------------------------------------------------------------------------------------
 
     def _match(self, message: Match) -> MatchReply:
-        return MatchReply(
-            locations=self._state.directory.match_prefix(
-                message.hashes,
-                now_s=self._state.now_s(),
-                lease_s=_lease_s(message.lease_ms),
-                near=message.near,
-            )
+        locations = self._state.directory.match_prefix(
+            message.hashes,
+            now_s=self._state.now_s(),
+            lease_s=_lease_s(message.lease_ms),
+            near=message.near,
         )
+        return MatchReply(locations=locations, grants=self._grants(message, locations))
 
     def _locate(self, message: Locate) -> LocateReply:
-        return LocateReply(
-            replicas=self._state.directory.locate(
-                message.hashes,
-                now_s=self._state.now_s(),
-                lease_s=_lease_s(message.lease_ms),
-            )
+        replicas = self._state.directory.locate(
+            message.hashes,
+            now_s=self._state.now_s(),
+            lease_s=_lease_s(message.lease_ms),
         )
+        first = [of_block[0] for of_block in replicas if of_block]
+        return LocateReply(replicas=replicas, grants=self._grants(message, first))
+
+    def _grants(
+        self, message: Match | Locate, locations: Sequence[BlockLocation]
+    ) -> list[RegionGrant]:
+        if not message.wants_grants:
+            return []
+        ttl_s = _lease_s(message.lease_ms)
+        return self._state.grants.sign(locations, now_s=self._state.now_s(), ttl_s=ttl_s)
 
     def _pass_on(self, call: Call, message: BadReplica) -> None:
         member = self._state.membership.get(message.node)

@@ -94,6 +94,7 @@ class MembershipHandlers:
         is_new = earlier is None or earlier.node.epoch != node.epoch or earlier.state == "dead"
         if earlier is not None and is_new and earlier.state != "dead":
             self._gone(earlier, "replaced by a new process")
+        state.grants.hear(node.node, node.epoch, node.ticks_ms, now_s=now_s)
         self._open_slot(node, is_new=is_new)
         interval_ms = int(state.config.membership.beat_interval_s * 1000)
         call.reply(JoinReply(incarnation=state.incarnation, beat_interval_ms=interval_ms))
@@ -112,9 +113,11 @@ class MembershipHandlers:
 
     def _beat(self, call: Call, message: Beat) -> None:
         member = self.hear(call, message.node, message.epoch)
+        now_s = self._state.now_s()
+        self._state.grants.hear(message.node, message.epoch, message.ticks_ms, now_s=now_s)
         if message.load is not None:
             member.load = message.load
-            self._state.workload.hear(message.node, message.load, now_s=self._state.now_s())
+            self._state.workload.hear(message.node, message.load, now_s=now_s)
         call.reply(Ok())
 
     def _leave(self, call: Call, message: Leave) -> None:
@@ -178,6 +181,7 @@ class MembershipHandlers:
         for work in works:
             state.requests.fail(work.request_id, f"node {node} is gone ({why})")
         member.used_bytes = 0
+        state.grants.forget(node)
         self.on_gone(node)
         log.info(
             "node gone node=%s why=%r replicas=%d requests=%d", node, why, num_replicas, len(works)

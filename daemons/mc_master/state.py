@@ -9,6 +9,7 @@ from daemons.conductor.request_log import RequestLog
 from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
 from daemons.core.ids import Incarnation
+from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.metrics import MasterMetrics
 from daemons.protocol.base import Message
 from daemons.protocol.node import NodeDescription
@@ -45,6 +46,7 @@ class MasterState:
     num_plans: int = 0
     """Also the serial number of the last plan."""
     tuning: Tuning = field(default_factory=Tuning)
+    grants: ReplyGrants = field(default_factory=lambda: ReplyGrants(None))
 
     def now_s(self) -> float:
         return self.loop.clock()

@@ -6,7 +6,7 @@ import msgspec
 
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId
 from daemons.protocol.base import Message, Record
-from daemons.protocol.segment import RegionRef, Source
+from daemons.protocol.segment import RegionGrant, RegionRef, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
 RemovalReason = Literal["evicted", "cleared", "node_left", "bad"]
@@ -73,10 +73,14 @@ class Match(Message, frozen=True, kw_only=True):
     hashes: list[BlockHash]
     lease_ms: int = 10_000
     near: HostId | None = None
+    wants_grants: bool = False
+    """For readers that do not know the cluster's secret."""
 
 
 class MatchReply(Message, frozen=True, kw_only=True):
     locations: list[BlockLocation]
+    grants: list[RegionGrant] = msgspec.field(default_factory=list)
+    """As wanted, for as long as the lease: for each region in order, each opens the next 512 runs of its locations."""
 
 
 class Locate(Message, frozen=True, kw_only=True):
@@ -87,10 +91,13 @@ class Locate(Message, frozen=True, kw_only=True):
 
     hashes: list[BlockHash]
     lease_ms: int = 10_000
+    wants_grants: bool = False
 
 
 class LocateReply(Message, frozen=True, kw_only=True):
     replicas: list[list[BlockLocation]]
+    grants: list[RegionGrant] = msgspec.field(default_factory=list)
+    """As in MatchReply, for the first replica of each block."""
 
 
 class SealedBlock(Record, frozen=True, kw_only=True):

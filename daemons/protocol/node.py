@@ -83,6 +83,8 @@ class NodeDescription(Record, frozen=True, kw_only=True):
     """host:port of its /metrics, empty when off."""
     devices: list[str] = msgspec.field(default_factory=list)
     """NICs, RDMA devices and GPUs of its host, each a line for people."""
+    ticks_ms: int = 0
+    """Its clock when it said this; what it grants ends by this clock."""
 
 
 class InstanceLoad(Record, frozen=True, kw_only=True):
@@ -120,6 +122,8 @@ class Beat(Message, frozen=True, kw_only=True):
     node: NodeId
     epoch: Epoch
     load: InstanceLoad | None = None
+    ticks_ms: int = 0
+    """As in NodeDescription."""
 
 
 class Leave(Message, frozen=True, kw_only=True):

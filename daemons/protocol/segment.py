@@ -1,5 +1,7 @@
 """How memory is named between processes: where its owner can be reached, and which bytes of it are meant."""
 
+from typing import Literal
+
 import msgspec
 
 from daemons.core.ids import Epoch, HostId
@@ -58,6 +60,35 @@ class Generation(Record, frozen=True, kw_only=True):
     region_id: int
     index: int
     value: int
+
+
+class GenerationWord(Record, frozen=True, kw_only=True):
+    """Where the counter of a Generation lies."""
+
+    region_id: int
+    index: int
+
+
+class Grant(Record, frozen=True, kw_only=True):
+    """Opens these ranges of one region for one operation; what a peer without the secret sends with its request.
+
+    `expires_ms` is on the owner's clock, which nobody else can compare. `generation` may be asked for along with the
+    bytes. `mac` is made with the key of the region's epoch.
+    """
+
+    operation: Literal["read", "write"]
+    ranges: list[Strided]
+    expires_ms: int
+    generation: GenerationWord | None
+    mac: bytes
+
+
+class RegionGrant(Record, frozen=True, kw_only=True):
+    """A grant in a reply, for the locations there that lie in this region."""
+
+    epoch: Epoch
+    region_id: int
+    grant: Grant
 
 
 class Source(Record, frozen=True, kw_only=True):

@@ -132,4 +132,5 @@ class InstanceNode:
             capacity_tokens=self.instance.arena.capacity_tokens,
             metrics=self._metrics.address if self._metrics is not None else "",
             devices=host_devices(wants_rdma="rdma" in self._config.transfer.transports),
+            ticks_ms=self.transfer.ticks_ms(),
         )

@@ -113,7 +113,7 @@ class MasterLink:
         if self._is_leaving or not self.is_joined:
             return
         node = self._describe()
-        beat = Beat(node=node.node, epoch=node.epoch, load=self._load())
+        beat = Beat(node=node.node, epoch=node.epoch, load=self._load(), ticks_ms=node.ticks_ms)
         self.ask(beat, timeout_s=_JOIN_TIMEOUT_S, on_reply=self._on_beat_reply)
 
     def _on_beat_reply(self, reply: Reply | McError) -> None:

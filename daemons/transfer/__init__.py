@@ -1,11 +1,12 @@
 """How bytes move: registered regions, READ and WRITE over shared memory or TCP, and what fences both."""
 
+from daemons.protocol.segment import Grant
 from daemons.transfer.buffers import as_bytes
-from daemons.transfer.capability import BadCapability, Capability, Grant
+from daemons.transfer.capability import BadCapability, Capability
 from daemons.transfer.engine import TransferEngine
 from daemons.transfer.generation import GenerationTable
 from daemons.transfer.handle import Handle, SliceStatus
-from daemons.transfer.memory import SharedMemory, allocate_shared, host_id
+from daemons.transfer.memory import SharedMemory, allocate_shared, host_id, reopen_shared
 from daemons.transfer.notifications import Notification
 from daemons.transfer.prefault import prefault, prefault_in_background
 from daemons.transfer.regions import Pinned
@@ -49,4 +50,5 @@ __all__ = [
     "host_id",
     "prefault",
     "prefault_in_background",
+    "reopen_shared",
 ]

@@ -14,7 +14,7 @@ import msgspec
 
 from daemons.core.errors import TransferError
 from daemons.protocol.base import Record
-from daemons.protocol.segment import RegionRef, Strided
+from daemons.protocol.segment import GenerationWord, Grant, RegionRef, Strided
 
 Operation = Literal["read", "write"]
 MAX_RANGES = 512
@@ -25,18 +25,6 @@ class BadCapability(TransferError):
     """Missing, forged, expired, or for other bytes or another operation; nothing was moved."""
 
     code = "bad_capability"
-
-
-class Grant(Record, frozen=True, kw_only=True):
-    """What a peer sends back with its request."""
-
-    operation: Operation
-    ranges: tuple[Strided, ...]
-    expires_ms: int
-    """On the owner's monotonic clock: nobody else can compare it."""
-    generation: tuple[int, int] | None
-    """The (region, index) of the word that may be asked for along with the bytes."""
-    mac: bytes
 
 
 class Capability(Record, frozen=True, kw_only=True):
@@ -51,11 +39,16 @@ _decode_grant = msgspec.msgpack.Decoder(Grant).decode
 
 
 class CapabilityKey:
-    """Signs and checks for one epoch. Pure but for the clock it is given."""
+    """Signs and checks for one epoch. Pure but for the clock it is given, which is the owner's.
 
-    def __init__(self, epoch: int, now_s: Callable[[], float] = time.monotonic) -> None:
+    With the cluster's secret everyone who knows it signs alike: the master does so for the nodes that it names.
+    """
+
+    def __init__(
+        self, epoch: int, secret: bytes | None = None, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._epoch = epoch
-        self._key = secrets.token_bytes(32)
+        self._key = secrets.token_bytes(32) if secret is None else _key_of(epoch, secret)
         self._now_s = now_s
 
     def grant(
@@ -69,11 +62,12 @@ class CapabilityKey:
         """The caller has checked that the ranges lie inside the region."""
         if not 0 < len(ranges) <= MAX_RANGES:
             raise TransferError(f"a capability has 1..{MAX_RANGES} ranges, not {len(ranges)}")
+        word = generation and GenerationWord(region_id=generation[0], index=generation[1])
         unsigned = Grant(
             operation=operation,
-            ranges=tuple(ranges),
+            ranges=list(ranges),
             expires_ms=int((self._now_s() + ttl_s) * 1000),
-            generation=generation,
+            generation=word,
             mac=b"",
         )
         return msgspec.structs.replace(unsigned, mac=self._mac(region_id, unsigned))
@@ -100,7 +94,8 @@ class CapabilityKey:
             raise BadCapability("the capability has expired")
         if grant.operation != operation:
             raise BadCapability(f"the capability is for {grant.operation}, not {operation}")
-        if generation not in (None, grant.generation):
+        word = grant.generation and (grant.generation.region_id, grant.generation.index)
+        if generation not in (None, word):
             raise BadCapability("the capability is for another generation word")
         for wanted in ranges:
             if not any(_covers(granted, wanted) for granted in grant.ranges):
@@ -109,6 +104,10 @@ class CapabilityKey:
     def _mac(self, region_id: int, unsigned: Grant) -> bytes:
         signed = msgspec.msgpack.encode((self._epoch, region_id, unsigned))
         return hashlib.blake2b(signed, key=self._key, digest_size=_MAC_BYTES).digest()
+
+
+def _key_of(epoch: int, secret: bytes) -> bytes:
+    return hmac.digest(secret, b"mooncake capability" + epoch.to_bytes(8, "little"), hashlib.sha256)
 
 
 def _covers(granted: Strided, wanted: Strided) -> bool:

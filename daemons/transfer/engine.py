@@ -7,15 +7,16 @@ the owner of memory is the one who writes it. WRITE is for users who agreed on a
 import dataclasses
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from daemons.core.errors import ConfigError, McError, TransferError, Unavailable
 from daemons.core.ids import Epoch, new_epoch
-from daemons.protocol.segment import DataAddress, Generation, RegionRef, Strided
+from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
 from daemons.transfer.buffers import Buffer
-from daemons.transfer.capability import Capability, CapabilityKey, Grant, Operation
+from daemons.transfer.capability import Capability, CapabilityKey, Operation
 from daemons.transfer.handle import BatchStatus, Handle, state_after
 from daemons.transfer.listeners import listen
 from daemons.transfer.memory import Access, SharedMemory, host_id
@@ -53,7 +54,7 @@ class TransferEngine:
     `unix_dir` None or no "shm" among `transports`: TCP only; it listens on nothing but what it is told. `more_hosts`
     are addresses of further NICs: peers spread TCP transfers over all of them and outlive the loss of some. With
     `secret`, daemons are the peers that know it, else processes of the same user on this host; only they map
-    memory. `require_capability`: others get only what a `grant` opens.
+    memory. `require_capability`: others get only what a `grant` opens; None: where there is a secret.
     """
 
     def __init__(  # noqa: PLR0913  # settings of a process, by keyword
@@ -66,16 +67,18 @@ class TransferEngine:
         unix_dir: Path | None = None,
         transports: Sequence[str] = ("shm", "tcp"),
         secret: bytes | None = None,
-        require_capability: bool = False,
+        require_capability: bool | None = None,
         max_notifications: int = 1024,
     ) -> None:
         unknown = [scheme for scheme in transports if scheme not in _SCHEMES]
         if unknown:
             raise ConfigError(f"transport {unknown[0]!r} is not one of {', '.join(_SCHEMES)}")
         epoch = new_epoch() if epoch is None else epoch
+        if require_capability is None:
+            require_capability = secret is not None
         self._regions = RegionTable()
         self._notifications = Notifications(max_notifications)
-        self._key = CapabilityKey(epoch)
+        self._key = CapabilityKey(epoch, secret)
         self._shm = ShmTransport(host_id(), self._regions, secret) if "shm" in transports else None
         self._transports: list[Transport] = [
             LoopbackTransport({epoch: self._regions}, {epoch: self._notifications})
@@ -118,6 +121,10 @@ class TransferEngine:
     def counters(self) -> ServerCounters:
         """What the data port has seen."""
         return self._server.counters
+
+    def ticks_ms(self) -> int:
+        """The clock by which grants for own regions end."""
+        return int(time.monotonic() * 1000)
 
     # Own memory.
 
@@ -208,7 +215,10 @@ class TransferEngine:
 
         Raises as `read` does, and NotOver when the target does not answer and could still land it: see there.
         """
-        self.run(WriteBatch(region, writes, timeout_s, notify=notify, capability=capability))
+        batch = WriteBatch(region, writes, timeout_s, notify=notify, capability=capability)
+        is_plain = len(writes) == 1 and notify is None and capability is None
+        if not is_plain or not self._write_quick(batch):
+            self.run(batch)
 
     def run(self, batch: ReadBatch | WriteBatch) -> None:
         """`read` or `write` for a prepared batch: with a cancel flag, or a callback per read."""
@@ -298,6 +308,15 @@ class TransferEngine:
         return (
             is_foreign and self._tcp is not None and self._tcp.read_quick(region, read, timeout_s)
         )
+
+    def _write_quick(self, batch: WriteBatch) -> bool:
+        address = batch.region.address
+        if address.epoch == self.address.epoch:
+            return False
+        batch.check()
+        if self._shm is not None and self._shm.reaches(address):
+            return self._shm.write_quick(batch)
+        return self._tcp is not None and self._tcp.write_quick(batch)
 
     def _deliver(self, region_id: int, message: bytes) -> bool:
         """A notification that came by RDMA; the others come by the data port."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,6 +152,12 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def pool(directory: Path) -> Iterator[Pool]:
+    with running_pool(directory) as pool:
+        yield pool
+
+
+@contextmanager
+def running_pool(directory: Path, secret_file: str = "") -> Iterator[Pool]:
     port = free_port()
     master = Daemon(
         "daemons.mc_master",
@@ -158,8 +165,9 @@ def pool(directory: Path) -> Iterator[Pool]:
         f"node.events=tcp://127.0.0.1:{free_port()}",
         "node.metrics=",
         f"node.state_dir={directory / 'master'}",
+        f"access.secret_file={secret_file}",
     )
-    node = start_node(directory, f"tcp://127.0.0.1:{port}")
+    node = start_node(directory, f"tcp://127.0.0.1:{port}", f"transfer.secret_file={secret_file}")
     try:
         control = node.find(r"ready .*control=(\S+)")
         master.find(r"(ready)")
@@ -252,6 +260,50 @@ def read_all(
     for layer in range(NUM_LAYERS):
         opened.read_layer(layer, arena[2 * layer], arena[2 * layer + 1])
     return opened.num_good, arena.reshape(-1), opened.bad
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_with_a_secret_others_read_what_a_reply_granted_and_nothing_else(
+    directory: Path, make_source: Callable[..., SourceMemory], transport: str
+) -> None:
+    secret = directory / "secret"
+    secret.write_bytes(b"the secret of a test")
+    secret.chmod(0o600)
+    hashes, source = chain(4), make_source(4)  # whose engine does not know it
+    with running_pool(directory, str(secret)) as pool, SyncClient(pool.master) as client:
+        assert pool.put([source.block(i, hashes) for i in range(4)]).results == ["stored"] * 4
+        pool.wait_until_sealed(hashes)
+        reader = BlockReader(make_source(1, (transport,)).engine)
+
+        def num_good(ask: Match, *, only: int = 4, locations: Match | None = None) -> int:
+            reply, named = client.request(ask), client.request(locations or ask)
+            assert isinstance(reply, MatchReply)
+            assert isinstance(named, MatchReply)
+            opened = reader.open(named.locations[:only], grants=reply.grants)
+            assert not opened.bad
+            return opened.num_good
+
+        whole = Match(hashes=hashes, wants_grants=True)
+        assert num_good(whole) == 4
+        assert num_good(whole, only=3) == 3
+        assert num_good(Match(hashes=hashes)) == 0, "without a grant"
+        assert num_good(Match(hashes=hashes, wants_grants=True, lease_ms=0)) == 0, "expired"
+        part = Match(hashes=hashes[:2], wants_grants=True)
+        assert num_good(part, locations=whole) == 0, "more than was granted"
+        reply = client.request(whole)
+        assert isinstance(reply, MatchReply)
+        location, [signed] = reply.locations[0], reply.grants
+        assert reader.read_block(location) is None
+        moved = msgspec.structs.replace(location, offset=location.offset + 4096)
+        for grant in (
+            msgspec.structs.replace(signed.grant, mac=bytes(16)),
+            msgspec.structs.replace(signed.grant, expires_ms=signed.grant.expires_ms + 1),
+            msgspec.structs.replace(signed.grant, operation="write"),
+        ):
+            forged = msgspec.structs.replace(signed, grant=grant)
+            assert not reader.open([location], grants=[forged]).num_good
+        assert not reader.open([moved], grants=[signed]).num_good
+        assert reader.open([location], grants=[signed]).num_good == 1
 
 
 @pytest.mark.parametrize("transports", [("shm", "tcp"), ("tcp",)])

@@ -11,8 +11,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import short
-from daemons.protocol.segment import DataAddress, Generation, RegionRef, Strided
-from daemons.transfer.capability import Grant
+from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
 from daemons.transfer.strided import ByteArray, check_within, contiguous
 
 

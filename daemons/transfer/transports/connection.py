@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from daemons.core.errors import TransferError
@@ -27,11 +28,16 @@ class Connection:
     last_active_s: float = 0.0
     mapped: set[int] = field(default_factory=set)
     token: bytes = b""
+    early: bytes = b""
+    """Of a WRITE, what came along with its request."""
+    unread_bytes: int = 0
+    """Of a WRITE, what else must be taken off the socket before the next request."""
     in_use: int | None = None
     """Region of the request that is being served."""
     is_landing: bool = False
     """Bytes of a WRITE are on their way into it: the writer must not see an end before that ended."""
     is_cut: bool = False
+    _hangups: Callable[[int], list[tuple[int, int]]] | None = None
 
     @property
     def is_unix(self) -> bool:
@@ -48,7 +54,9 @@ class Connection:
 
     def check_writer(self) -> None:
         """Nothing may land for a writer that gave up, or once the owner wants the region back."""
-        if self.is_cut or sockets.has_given_up(self.sock):
+        if self._hangups is None:
+            self._hangups = sockets.hangups(self.sock)
+        if self.is_cut or self._hangups(0):
             raise ConnectionAbortedError("the writer gave up before its bytes landed")
 
 

@@ -12,6 +12,7 @@ from daemons.transfer.capability import BadCapability
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.base import Batch, StaleEpoch, describe
 
+_OK = wire.reply(wire.Status.OK)
 _FRAME_BYTES = wire.REPLY.size + wire.TRAILER.size
 _SCRATCH_BYTES = wire.REPLY.size + wire.MAX_INLINE + wire.TRAILER.size
 
@@ -60,6 +61,23 @@ def read_quick(stream: Stream, request: bytes, target: memoryview, deadline_s: f
         return False
     target[:] = scratch[wire.REPLY.size : wire.REPLY.size + length]
     return True
+
+
+def write_quick(stream: Stream, window: list[memoryview], batch: Batch) -> None:
+    """A WRITE whose bytes follow it at once, and its answer; mostly two calls."""
+    sock, header = stream.sock, stream.scratch[: wire.REPLY.size]
+    count = 0
+    try:
+        wire.drop_front(window, sock.sendmsg(window))
+        if not window:
+            count = sock.recv_into(header)
+            if count == wire.REPLY.size and header == _OK:
+                return
+    except BlockingIOError:
+        pass
+    send(sock, iter(window), batch)
+    fill(sock, iter([header[count:]]), batch)
+    check_header(stream, batch, wire.REPLY.size)
 
 
 def _receive_quick(sock: socket.socket, window: list[memoryview], deadline_s: float) -> bool:

@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
-import numpy as np
 
 from daemons.core.errors import TransferError, Unavailable
 from daemons.protocol.base import Record
 from daemons.protocol.segment import RegionRef, Strided
 from daemons.transfer.memory import Region
-from daemons.transfer.strided import check_within, contiguous, copy, iovecs
+from daemons.transfer.strided import check_within, iovecs
 from daemons.transfer.transports import cross_memory, sockets, wire
 from daemons.transfer.transports.base import Read, ReadBatch
 from daemons.transfer.transports.connection import STALL_S, Connection
 
 _ADDRESS_SPACE = 1 << 47
+_DRAIN_BYTES = 64 << 10
 
 
 class PullSource(Record, frozen=True, kw_only=True):
@@ -42,24 +42,13 @@ def land(connection: Connection, region: Region, request: wire.Request, pull: Pu
     """Carry out a WRITE that was checked; False where its source cannot be read from here."""
     match request.op:
         case wire.Op.WRITE:
-            _write_inline(connection, region, request)
+            _receive(connection, vectors_of(region, request.ranges))
         case wire.Op.STREAM:
             connection.sock.sendall(wire.reply(wire.Status.OK))
             _receive(connection, vectors_of(region, request.ranges))
         case _:
             return _pull(connection, region, request, pull)
     return True
-
-
-def _write_inline(connection: Connection, region: Region, request: wire.Request) -> None:
-    length = sum(ranges.length for ranges in request.ranges)
-    if len(request.body) != length or not length:
-        raise TransferError(f"{len(request.body)} bytes came for ranges of {length}")
-    connection.check_writer()
-    source, start = np.frombuffer(request.body, np.uint8), 0
-    for ranges in request.ranges:
-        copy(source, contiguous(start, ranges.length), region.array, ranges)
-        start += ranges.length
 
 
 def _pull(connection: Connection, region: Region, request: wire.Request, pull: Pull) -> bool:
@@ -118,19 +107,48 @@ def vectors_of(region: Region, all_ranges: Sequence[Strided]) -> Iterator[memory
         yield from iovecs(region.view, ranges)
 
 
+def land_quick(connection: Connection, target: memoryview) -> None:
+    """A WRITE of one run."""
+    connection.check_writer()
+    early, connection.early = connection.early, b""
+    start = len(early)
+    target[:start] = early
+    if connection.unread_bytes:
+        _fill(connection, [target[start:]])
+
+
+def drain(connection: Connection) -> None:
+    """Take the bytes of a refused WRITE off the socket."""
+    connection.early = b""
+    scratch = memoryview(bytearray(min(connection.unread_bytes, _DRAIN_BYTES)))
+    while connection.unread_bytes:
+        _fill(connection, [scratch[: connection.unread_bytes]])
+
+
 def _receive(connection: Connection, vectors: Iterator[memoryview]) -> None:
     """Scatter straight into memory, as long as the writer wants it to land."""
-    last_progress_s = time.monotonic()
+    early, connection.early = memoryview(connection.early), b""
     for window in wire.windows(vectors):
         connection.check_writer()
-        while window:
-            try:
-                count = wire.receive_window(connection.sock, window)
-            except BlockingIOError:
-                if time.monotonic() - last_progress_s > STALL_S:
-                    raise
-                continue
-            if count == 0:
-                raise ConnectionResetError("the writer hung up")
+        while window and early:
+            count = min(len(early), len(window[0]))
+            window[0][:count] = early[:count]
+            early = early[count:]
             wire.drop_front(window, count)
-            last_progress_s = time.monotonic()
+        _fill(connection, window)
+
+
+def _fill(connection: Connection, window: list[memoryview]) -> None:
+    last_progress_s = time.monotonic()
+    while window:
+        try:
+            count = wire.receive_window(connection.sock, window)
+        except BlockingIOError:
+            if time.monotonic() - last_progress_s > STALL_S:
+                raise
+            continue
+        if count == 0:
+            raise ConnectionResetError("the writer hung up")
+        connection.unread_bytes -= min(count, connection.unread_bytes)
+        wire.drop_front(window, count)
+        last_progress_s = time.monotonic()

@@ -234,7 +234,7 @@ def _wanted(frame: bytearray) -> int:
 
 
 def _assemble(connection: Connection, received: bytes) -> wire.Request | None:
-    """The request when it is whole. Peers wait for an answer, so nothing may follow it."""
+    """The request when it is whole. Peers wait for an answer, so nothing but the bytes of a WRITE may follow it."""
     if not received:
         raise ConnectionResetError
     frame = connection.frame
@@ -242,10 +242,13 @@ def _assemble(connection: Connection, received: bytes) -> wire.Request | None:
     if len(frame) < wire.REQUEST.size:
         return None
     length = wire.request_length(frame)
-    if len(frame) > length:
-        raise ProtocolError("bytes behind a data request")
     if len(frame) < length:
         return None
-    request = wire.decode_request(frame)
+    request = wire.decode_request(frame[:length])
+    connection.early = bytes(frame[length:])
     connection.frame = bytearray()
+    following = sum(r.length for r in request.ranges) if request.op == wire.Op.WRITE else 0
+    connection.unread_bytes = following - len(connection.early)
+    if connection.unread_bytes < 0:
+        raise ProtocolError("bytes behind a data request")
     return request

@@ -20,10 +20,11 @@ from daemons.transfer.transports import wire
 from daemons.transfer.transports.access import AccessRules
 from daemons.transfer.transports.base import StaleEpoch
 from daemons.transfer.transports.connection import Connection, NamedConnections
-from daemons.transfer.transports.landing import Pull, land, vectors_of
+from daemons.transfer.transports.landing import Pull, drain, land, land_quick, vectors_of
 
 _MAX_INLINE_ROWS = 256
-_QUICK = (wire.MAGIC, wire.Op.READ, 0, 1, 0, 0, 1)
+_QUICK = (wire.MAGIC, 0, 1, 0, 0, 1)
+_OK = wire.reply(wire.Status.OK)
 _OF_ANY_EPOCH = frozenset((wire.Op.AUTH, wire.Op.NAME))
 _NO_GENERATION = wire.TRAILER.pack(wire.MAGIC, 0)
 
@@ -53,18 +54,18 @@ class Service:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve_quick(self, connection: Connection, frame: bytes) -> bool:
-        """A contiguous READ without generation, by the shortest way; False for all else, and for what is wrong.
+        """A contiguous READ without generation or WRITE, the shortest way; False for all else, and for what is wrong.
 
         Python that runs behind a copy that emptied the caches is slow: there is little of it.
         """
-        if len(frame) != wire.QUICK_READ.size:
+        if len(frame) < wire.QUICK.size:
             return False
         magic, op, flags, count, size, body, epoch, region_id, _, _, offset, length, rows, _ = (
-            wire.QUICK_READ.unpack(frame)
+            wire.QUICK.unpack_from(frame)
         )
         region = self.regions.find(region_id)
         if (
-            (magic, op, flags, count, size, body, rows) != _QUICK
+            (magic, flags, count, size, body, rows) != _QUICK
             or epoch != self.epoch
             or region is None
             or not length
@@ -72,9 +73,18 @@ class Service:
             or (self.rules.requires_capability and not connection.peer.is_daemon)
         ):
             return False
-        if length > wire.MAX_INLINE:
-            self._stream_quick(connection, region, offset, length)
-            return True
+        if op == wire.Op.READ and len(frame) == wire.QUICK.size:
+            if length > wire.MAX_INLINE:
+                return self._stream_quick(connection, region, offset, length)
+            return self._send_quick(connection, region, offset, length)
+        early = frame[wire.QUICK.size :]
+        if op != wire.Op.WRITE or not len(early) <= length <= wire.MAX_EAGER:
+            return False
+        return region.access == "read-write" and self._write_quick(
+            connection, region, early, region.view[offset : offset + length]
+        )
+
+    def _send_quick(self, connection: Connection, region: Region, offset: int, length: int) -> bool:
         answer = b"".join(
             (
                 wire.REPLY.pack(wire.MAGIC, 0, length, 0),
@@ -82,7 +92,8 @@ class Service:
                 _NO_GENERATION,
             )
         )
-        if self.regions.find(region_id) is not region:  # it may have gone while it was copied
+        # It may have gone while it was copied.
+        if self.regions.find(region.region_id) is not region:
             return False
         sent = connection.sock.send(answer)
         if sent != len(answer):
@@ -92,26 +103,49 @@ class Service:
 
     def _stream_quick(
         self, connection: Connection, region: Region, offset: int, length: int
-    ) -> None:
+    ) -> bool:
         region_id, sock = region.region_id, connection.sock
         connection.in_use = region_id
         try:
             self.regions.hold(region_id)
-        except TransferError as error:
-            self._refuse(connection, wire.Status.REFUSED, error)
-            return
+        except TransferError:
+            connection.in_use = None
+            return False
         try:
             window = [
                 memoryview(wire.reply(wire.Status.OK, length)),
                 region.view[offset : offset + length],
+                memoryview(_NO_GENERATION),
             ]
             while window:
                 wire.drop_front(window, sock.sendmsg(window))
-            sock.sendall(_NO_GENERATION)
         finally:
             connection.in_use = None
             self.regions.drop(region_id)
         self.counters.sent_bytes += length
+        return True
+
+    def _write_quick(
+        self, connection: Connection, region: Region, early: bytes, target: memoryview
+    ) -> bool:
+        region_id = region.region_id
+        connection.in_use = region_id  # before it is looked up: see DataServer.cut
+        try:
+            self.regions.hold(region_id)
+        except TransferError:
+            connection.in_use = None
+            return False
+        connection.is_landing = True
+        connection.early, connection.unread_bytes = early, len(target) - len(early)
+        try:
+            land_quick(connection, target)
+        finally:
+            connection.is_landing = False
+            connection.in_use = None
+            self.regions.drop(region_id)
+        self.counters.received_bytes += len(target)
+        connection.sock.sendall(_OK)
+        return True
 
     def serve(self, connection: Connection, request: wire.Request) -> None:
         connection.in_use = request.region_id  # before it is looked up: see DataServer.cut
@@ -259,6 +293,7 @@ class Service:
 
     def _refuse(self, connection: Connection, status: wire.Status, error: McError) -> None:
         self.counters.refused_requests += 1
+        drain(connection)
         text = error.message.encode()[:1024]
         connection.sock.sendall(wire.reply(status, len(text)) + text)
 

@@ -6,6 +6,7 @@ A call that waited that long raises BlockingIOError; whoever made it looks at it
 import select
 import socket
 import struct
+from collections.abc import Callable
 
 TICK_S = 0.05
 """Longest wait of one call, so that a deadline or a cancel is noticed."""
@@ -16,6 +17,7 @@ _BUFFER_BYTES = 1 << 20
 _KEEPALIVE_IDLE_S = 5
 _KEEPALIVE_INTERVAL_S = 2
 _KEEPALIVE_PROBES = 3
+_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _USER_TIMEOUT_MS = 10_000
 """Unacknowledged bytes for so long: the peer's host is gone."""
 
@@ -45,18 +47,18 @@ def set_buffers(sock: socket.socket) -> None:
 def is_open(sock: socket.socket) -> bool:
     """Whether the peer has not hung up; looks, takes nothing, does not wait."""
     try:
-        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        return sock.recv(1, _LOOK) != b""
     except BlockingIOError:
         return True
     except OSError:
         return False
 
 
-def has_given_up(sock: socket.socket) -> bool:
-    """Whether the peer will send no more, even while bytes it sent before are unread."""
+def hangups(sock: socket.socket) -> Callable[[int], list[tuple[int, int]]]:
+    """Called with 0 it says whether the peer will send no more, even while bytes it sent before are unread."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
-    return bool(poll.poll(0))
+    return poll.poll
 
 
 def check_room(sock: socket.socket) -> None:

@@ -16,14 +16,14 @@ from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer.plan import PathView
 from daemons.transfer.slices import slice_bytes
-from daemons.transfer.transports import sockets
+from daemons.transfer.transports import sockets, wire
 from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch
 from daemons.transfer.transports.paths import CONNECT_TIMEOUT_S, Paths
 from daemons.transfer.transports.stream import StreamPool
 from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
 
 _MIN_STRIPE_BYTES = 2 << 20
-_MAX_STREAMS = 4
+_NUM_STREAMS = min(4, os.cpu_count() or 1)
 _MAX_PEERS = 128
 _MAX_PATHS = 16
 _NUM_WORKERS = 16
@@ -31,8 +31,7 @@ _NUM_WORKERS = 16
 
 def streams_for(length: int, num_streams: int | None = None) -> int:
     """Connections that a batch of so many bytes uses. More than the CPUs only make the two ends take turns."""
-    limit = num_streams or min(_MAX_STREAMS, max(1, os.cpu_count() or 1))
-    return max(1, min(limit, length // _MIN_STRIPE_BYTES))
+    return max(1, min(num_streams or _NUM_STREAMS, length // _MIN_STRIPE_BYTES))
 
 
 class TcpTransport:
@@ -68,6 +67,18 @@ class TcpTransport:
             return False
         deadline_s = time.monotonic() + timeout_s
         return pool.read_quick(region, remote, local.data[start : start + length], deadline_s)
+
+    def write_quick(self, batch: WriteBatch) -> bool:
+        """The short way for one contiguous checked WRITE over one stream; False: it needs the long one."""
+        address, (local, source, remote) = batch.region.address, batch.writes[0]
+        pool = self._peers.get((address.tcp, address.epoch))
+        length, start = remote.row_bytes, source.offset
+        return (
+            isinstance(pool, StreamPool)
+            and 0 < length < min(wire.MAX_EAGER, 2 * _MIN_STRIPE_BYTES)
+            and source.num_rows == remote.num_rows == 1
+            and pool.write_quick(batch, remote, local.data[start : start + length])
+        )
 
     def read(self, batch: ReadBatch) -> None:
         # Reads that report as they come are done in order, on one stream.

@@ -2,6 +2,7 @@
 
     request  magic op flags num_ranges capability_bytes body_bytes epoch region generation-region generation-index
              [range...] [capability] [body]
+             (WRITE only) the bytes of its ranges
     reply    magic status length word    payload    (READ only) magic word-after
 
 One request at a time on a connection. Everything read from a socket is hostile until it is checked here; what does
@@ -17,13 +18,16 @@ from enum import IntEnum
 from daemons.core.errors import ProtocolError
 from daemons.protocol.segment import Strided
 
-MAGIC = b"MCd2"
+MAGIC = b"MCd3"
 MAX_RANGES = 512
 MAX_ROWS = 1 << 20
 """Per request: bounds what one frame can make the server do."""
 
-MAX_INLINE = 64 << 10
-"""A WRITE up to here carries its bytes in the request; a READ up to here is answered with one send."""
+MAX_INLINE = 16 << 10
+"""A READ up to here is answered with one send and passes through a buffer at both ends: cheaper than two calls."""
+
+MAX_EAGER = 4 << 20
+"""A WRITE up to here sends its bytes unasked; what is refused is read and thrown away."""
 
 MAX_BODY = 128 << 10
 TOKEN_BYTES = 16
@@ -31,8 +35,8 @@ MAX_CAPABILITY = 64 << 10
 
 REQUEST = struct.Struct("<4sBBHIIQQQQ")
 RANGE = struct.Struct("<QQQQ")
-QUICK_READ = struct.Struct("<4sBBHIIQQQQQQQQ")
-"""A request and its only range: what a small READ is, packed and parsed in one call at both ends."""
+QUICK = struct.Struct("<4sBBHIIQQQQQQQQ")
+"""A request and its only range: what most are, packed and parsed in one call at both ends."""
 
 REPLY = struct.Struct("<4sBxxxQQ")
 TRAILER = struct.Struct("<4sxxxxQ")
@@ -53,7 +57,7 @@ class Op(IntEnum):
     """UNIX sockets only: the reply carries a read-only descriptor of the region."""
 
     WRITE = 3
-    """The body is the bytes."""
+    """The bytes follow the request at once; the reply says that they are readable."""
 
     STREAM = 4
     """WRITE of more: the bytes follow once the reply says OK, and a second reply says that they are readable."""
@@ -159,6 +163,8 @@ def decode_request(frame: bytes | bytearray) -> Request:
     )
     if sum(r.num_rows for r in ranges) > MAX_ROWS:
         raise ProtocolError("too many rows in a data request")
+    if op == Op.WRITE and sum(r.length for r in ranges) > MAX_EAGER:
+        raise ProtocolError("too many bytes behind a data request")
     return Request(
         op=Op(op),
         epoch=epoch,

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemons.protocol.segment import Strided
-from daemons.transfer.capability import BadCapability, CapabilityKey, Grant, Operation, encode_grant
+from daemons.protocol.segment import Grant, Strided
+from daemons.transfer.capability import BadCapability, CapabilityKey, Operation, encode_grant
 from daemons.transfer.strided import contiguous
 
 
@@ -34,7 +34,7 @@ def accepts(
 
 def test_it_opens_its_ranges_operation_region_and_time_only() -> None:
     clock = Clock()
-    key = CapabilityKey(7, clock)
+    key = CapabilityKey(7, now_s=clock)
     grant = key.grant(1, [contiguous(10, 20), ROWS], "read", 5.0)
     assert accepts(key, grant, [contiguous(10, 20)])
     assert accepts(key, grant, [contiguous(15, 3), ROWS])
@@ -43,7 +43,7 @@ def test_it_opens_its_ranges_operation_region_and_time_only() -> None:
     assert not accepts(key, grant, [contiguous(10, 20), contiguous(40, 1)])
     assert not accepts(key, grant, [contiguous(10, 20)], region_id=2)
     assert not accepts(key, grant, [contiguous(10, 20)], operation="write")
-    assert not accepts(CapabilityKey(7, clock), grant, [contiguous(10, 20)])
+    assert not accepts(CapabilityKey(7, now_s=clock), grant, [contiguous(10, 20)])
     clock.now_s = 104.9
     assert accepts(key, grant, [contiguous(10, 20)])
     clock.now_s = 105.0
@@ -100,3 +100,12 @@ def test_no_change_of_a_grant_verifies(data: st.DataObject) -> None:
 def test_bytes_are_no_capability(packed: bytes) -> None:
     with pytest.raises(BadCapability):
         CapabilityKey(7).check(packed, 1, "read", [contiguous(0, 4)], None)
+
+
+def test_those_who_know_the_secret_sign_alike_for_each_epoch() -> None:
+    clock = Clock()
+    owner = CapabilityKey(7, b"cluster", now_s=clock)
+    grant = CapabilityKey(7, b"cluster", now_s=clock).grant(1, [ROWS], "read", 5.0)
+    assert accepts(owner, grant, [ROWS])
+    for other in (CapabilityKey(8, b"cluster"), CapabilityKey(7, b"another"), CapabilityKey(7)):
+        assert not accepts(owner, other.grant(1, [ROWS], "read", 5.0), [ROWS])
