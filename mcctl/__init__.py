@@ -1,9 +1,13 @@
 """Public API of Mooncake MC and the mcctl command line. Names are imported when they are used."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = (
+    False  # without `typing`: whatever is imported here comes before mcctl can mind an interrupt
+)
 if TYPE_CHECKING:
+    from typing import Any
+
     from daemons.client.cluster import ClusterClient as ClusterClient
     from daemons.transfer import TransferEngine as TransferEngine
     from mcctl.cluster_plan import ClusterOptions as ClusterOptions
@@ -17,7 +21,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

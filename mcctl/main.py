@@ -15,7 +15,7 @@ import typer.core
 
 from daemons.config.forms import is_endpoint
 from daemons.core.errors import Exhausted, McError
-from mcctl import exit_codes
+from mcctl import exit_codes, interrupts
 from mcctl.render import complain, note
 from mcctl.settings import Output, Settings
 
@@ -78,6 +78,7 @@ class LazyGroup(typer.core.TyperGroup):
     def load(self, name: str) -> Any:
         """Import a command; the global options are added to each of its verbs."""
         module = importlib.import_module(f"mcctl.commands.{COMMANDS[name].module}")
+        interrupts.raise_again()
         command: Any = typer.main.get_command(module.app)
         command.name = name
         command.help = command.help or COMMANDS[name].help
@@ -242,8 +243,8 @@ def _usage(error: Any) -> str:
     return f"{problem}{end} Try `{path} --help`."
 
 
-def run() -> None:
-    """Entry point."""
+def run() -> int:
+    """The process's command line; its exit code."""
     if sys.stdout is None:  # started with it closed: whatever is written goes nowhere
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
-    sys.exit(main())
+    return main()
