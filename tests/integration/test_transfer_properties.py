@@ -10,6 +10,7 @@ import socket
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,11 +40,14 @@ class Transfers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(f"/tmp/mcp-{os.getpid()}-{id(self)}")
-        self.owner = TransferEngine(epoch=new_epoch(), unix_dir=self.directory)
+        self.owner = TransferEngine(
+            epoch=new_epoch(), unix_dir=self.directory, more_hosts=["127.0.0.2"]
+        )
         self.peers = [
             TransferEngine(unix_dir=self.directory, transports=(scheme,))
-            for scheme in ("shm", "tcp")
+            for scheme in ("shm", "tcp", "tcp")
         ]
+        """The last one uses both addresses of the owner."""
         self.shared = allocate_shared("property", SIZE)
         self.arena = np.full(SIZE + 2 * MARGIN, GUARD, np.uint8)
         self.arena[MARGIN:-MARGIN] = 0
@@ -62,6 +66,13 @@ class Transfers(RuleBasedStateMachine):
             memory = self.shared if kind == "shared" else self.inner
             self.regions[kind] = self.owner.register(memory, access)  # type: ignore[arg-type]
 
+    def seen(self, kind: str, peer: int) -> RegionRef | None:
+        region = self.regions.get(kind)
+        if region is None or peer == 2:
+            return region
+        address = msgspec.structs.replace(region.address, tcp_more=[])
+        return msgspec.structs.replace(region, address=address)
+
     @rule(kind=kinds)
     def deregister(self, kind: str) -> None:
         region = self.regions.pop(kind, None)
@@ -69,11 +80,11 @@ class Transfers(RuleBasedStateMachine):
             self.owner.deregister(region)
 
     @rule(
-        kind=kinds, peer=st.integers(0, 1), span=spans, cancels=st.sampled_from([None, 0.0, 0.001])
+        kind=kinds, peer=st.integers(0, 2), span=spans, cancels=st.sampled_from([None, 0.0, 0.001])
     )
     def write(self, kind: str, peer: int, span: tuple[int, int], cancels: float | None) -> None:
         """Straight after wait() the bytes must be readable; after a failure only the range may have changed."""
-        region, (offset, length) = self.regions.get(kind), span
+        region, (offset, length) = self.seen(kind, peer), span
         if region is None:
             return
         self.value = self.value % 200 + 1
@@ -96,9 +107,9 @@ class Transfers(RuleBasedStateMachine):
             assert handle.slices()[0] == ("done", length, length)
             self.model[kind][offset : offset + length] = self.value
 
-    @rule(kind=kinds, peer=st.integers(0, 1), span=spans)
+    @rule(kind=kinds, peer=st.integers(0, 2), span=spans)
     def read(self, kind: str, peer: int, span: tuple[int, int]) -> None:
-        region, (offset, length) = self.regions.get(kind), span
+        region, (offset, length) = self.seen(kind, peer), span
         if region is None:
             return
         target = np.full(length + 2, GUARD, np.uint8)
@@ -159,15 +170,16 @@ def test_no_bytes_on_either_port_change_more_than_a_valid_request_may() -> None:
         st.sampled_from([r.region_id for r in regions] + [99]),
         counts,
         counts,
-        st.binary(max_size=60),
+        st.binary(max_size=60) | st.binary(min_size=16, max_size=16),
         st.binary(max_size=40),
     )
+    bodies = st.binary(min_size=1, max_size=1200)  # of a WRITE before it
     mangled = st.tuples(requests, st.integers(0, 120), st.binary(max_size=6)).map(
         lambda parts: parts[0][: parts[1]] + parts[2] + parts[0][parts[1] + len(parts[2]) :]
     )
 
     @settings(max_examples=250, deadline=None)
-    @given(st.lists(requests | mangled, min_size=1, max_size=3), st.booleans())
+    @given(st.lists(requests | mangled | bodies, min_size=1, max_size=4), st.booleans())
     def send(frames: list[bytes], is_unix: bool) -> None:
         sock = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET)
         with sock, contextlib.suppress(OSError):
