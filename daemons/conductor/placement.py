@@ -45,7 +45,7 @@ def place(view: ClusterView, request: PlacementRequest, tuning: Tuning) -> Place
     ]
     pairs = _pairs(usable)
     if not pairs:
-        raise _nobody(usable, request.model)
+        raise _nobody(serving, usable, request)
     placements, refusal = [], None
     for prefills, decodes in pairs:
         try:
@@ -122,7 +122,10 @@ def _unknown_model(view: ClusterView, model: str) -> NotFound | Unavailable:
     return NotFound(f"model {model!r} is not served here; known: {', '.join(known)}")
 
 
-def _nobody(usable: list[InstanceView], model: str) -> Unavailable:
+def _nobody(
+    serving: list[InstanceView], usable: list[InstanceView], request: PlacementRequest
+) -> Unavailable:
+    model = request.model
     roles = {instance.role for instance in usable}
     missing = " and no ".join(role for role in ("prefill", "decode") if role not in roles)
     why = (
@@ -130,4 +133,10 @@ def _nobody(usable: list[InstanceView], model: str) -> Unavailable:
         if missing
         else f"the prefill and decode nodes of {model!r} do not share a namespace (dtype, block, chunk, threads)"
     )
+    others = {i.namespace for i in serving if i.state != "dead"} - {request.namespace}
+    if request.namespace and others:
+        why += (
+            f" in namespace {request.namespace.hex()[:8]}, that of the request; instances of "
+            f"{len(others)} other(s) are up: ask again, gateways go where both roles are"
+        )
     return Unavailable(why, retry_after_ms=RETRY_AFTER_MS)

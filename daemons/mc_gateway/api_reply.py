@@ -256,10 +256,18 @@ def now_unix() -> int:
     return int(time.time())
 
 
+class ListedNamespaces(msgspec.Struct, frozen=True, kw_only=True):
+    """Which weights, dtype and numerics answer for a name, as hex; `others` serve it too but are not asked now."""
+
+    namespace: str
+    others: list[str]
+
+
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created: int
     max_model_len: int | None
+    mooncake: ListedNamespaces
     object: str = "model"
     owned_by: str = "mooncake"
 

@@ -1,5 +1,8 @@
 """Which models can be asked for: a tokenizer from the gateway's config and live instances from the master.
 
+Several namespaces may serve one name (an upgrade, mixed machines); the master ranks them: a prompt goes to the first,
+the one with a prefill and a decode instance, then the most instances, then the newest.
+
 Refreshed every second, and once more when a name is not known. With the master gone the last answer stays: running
 streams go on, and new requests learn from Schedule that nobody plans them.
 """
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from daemons.core.errors import McError, ProtocolError, Unavailable
+from daemons.core.ids import short
 from daemons.mc_gateway.api_error import ApiError
 from daemons.mc_gateway.bridge import Bridge
 from daemons.protocol.messages import Reply
@@ -43,13 +47,13 @@ class Catalog:
 
     def __init__(self, tokenizers: Mapping[str, Tokenizer], bridge: Bridge) -> None:
         self.descriptions: dict[str, ModelDescription] = {}
+        self.others: dict[str, list[ModelDescription]] = {}
+        """What else serves a name, where anything does."""
         self._tokenizers = tokenizers
         self._bridge = bridge
         self._clock = bridge.cluster.loop.clock
         self._last_answer_s: float | None = None
         self._last_error: McError = Unavailable("the master has not answered yet")
-        self._split: set[str] = set()
-        """Models whose instances differ, each warned of once."""
         self._waiters: list[asyncio.Future[None]] = []
         self._is_asking = False
 
@@ -130,10 +134,21 @@ class Catalog:
 
     def _replace(self, models: list[ModelDescription]) -> None:
         found: dict[str, ModelDescription] = {}
-        split: set[str] = set()
+        others: dict[str, list[ModelDescription]] = {}
         for model in models:
             if found.setdefault(model.name, model).namespace != model.namespace:
-                split.add(model.name)
-        for name in split - self._split:
-            log.warning("instances of one model do not share blocks model=%s", name)
-        self.descriptions, self._split = found, split
+                others.setdefault(model.name, []).append(model)
+        for name, rest in others.items():
+            before = self.descriptions.get(name)
+            if (
+                name not in self.others
+                or before is None
+                or before.namespace != found[name].namespace
+            ):
+                log.warning(
+                    "instances of one model do not share blocks model=%s chosen=%s others=%s",
+                    name,
+                    short(found[name].namespace),
+                    ",".join(short(model.namespace) for model in rest),
+                )
+        self.descriptions, self.others = found, others

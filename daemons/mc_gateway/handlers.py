@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from daemons.mc_gateway.api_error import ApiError
-from daemons.mc_gateway.api_reply import ListedModel, ModelList, now_unix
+from daemons.mc_gateway.api_reply import ListedModel, ListedNamespaces, ModelList, now_unix
 from daemons.mc_gateway.generation import (
     Gateway,
     GenerationEndpoint,
@@ -74,8 +74,14 @@ class Reads:
         )
 
     def _listed(self, model: ModelDescription) -> ListedModel:
+        others = self._gateway.catalog.others.get(model.name, [])
         return ListedModel(
-            id=model.name, created=self._since, max_model_len=model.max_context_tokens
+            id=model.name,
+            created=self._since,
+            max_model_len=model.max_context_tokens,
+            mooncake=ListedNamespaces(
+                namespace=model.namespace.hex(), others=[other.namespace.hex() for other in others]
+            ),
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from daemons.conductor.membership import Member, Transition
+from daemons.conductor.namespaces import rank_models
 from daemons.core.ids import NodeId
 from daemons.mc_master.checks import check_join
 from daemons.mc_master.state import MasterState
@@ -19,7 +20,6 @@ from daemons.protocol.node import (
     ListModelsReply,
     ListNodes,
     ListNodesReply,
-    ModelDescription,
     NodeDescription,
     NodeJoined,
     NodeLeft,
@@ -54,7 +54,7 @@ class MembershipHandlers:
             case ListNodes():
                 self._list_nodes(call)
             case ListModels():
-                call.reply(ListModelsReply(models=self._models()))
+                call.reply(ListModelsReply(models=rank_models(self._state.membership)))
             case _:
                 assert_never(message)
 
@@ -145,15 +145,6 @@ class MembershipHandlers:
         call.reply(
             ListNodesReply(incarnation=state.incarnation, nodes=nodes, master=state.description)
         )
-
-    def _models(self) -> list[ModelDescription]:
-        """One entry per model and namespace that a live prefill or decode instance serves, in order of name."""
-        models: dict[tuple[str, bytes], ModelDescription] = {}
-        for member in self._state.membership:
-            model = member.node.model
-            if model is not None and member.state != "dead":
-                models.setdefault((model.name, model.namespace), model)
-        return [models[key] for key in sorted(models)]
 
     def _on_transition(self, transition: Transition) -> None:
         member = transition.member

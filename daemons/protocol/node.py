@@ -160,6 +160,8 @@ class ListModels(Message, frozen=True):
 
 
 class ListModelsReply(Message, frozen=True, kw_only=True):
+    """By name; of several namespaces of one name the one to prefer comes first."""
+
     models: list[ModelDescription]
 
 

@@ -430,6 +430,20 @@ def test_completions_take_text_tokens_and_lists(bench: Bench) -> None:
         assert "".join(c.choices[0].text for c in streamed if c.choices[0].index == index) == TEXT
 
 
+def test_of_two_namespaces_the_masters_first_is_asked_and_both_are_listed(bench: Bench) -> None:
+    old, new = NAMESPACE, b"w" * 16
+    for first, second in ((old, new), (new, old)):
+        bench.master.models = [describe_model(namespace=first), describe_model(namespace=second)]
+        expected = {"namespace": first.hex(), "others": [second.hex()]}
+        eventually(
+            lambda expected=expected: (  # type: ignore[misc]  # binds this turn's
+                [m["mooncake"] for m in bench.http.get("/v1/models").json()["data"]] == [expected]
+            )
+        )
+        assert bench.post(chat()).status_code == 200
+        assert bench.master.scheduled[-1].namespace == first
+
+
 def test_blocks_are_hashed_from_the_models_namespace(bench: Bench) -> None:
     prompt = "x" * 70
     bench.client.completions.create(model=MODEL, prompt=prompt)

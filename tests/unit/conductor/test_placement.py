@@ -212,6 +212,17 @@ def test_a_prompt_goes_to_a_prefill_node_that_can_hold_it() -> None:
     assert place(view(small, large, decode("d")), request(), Tuning()).prefill.node == "large"
 
 
+def test_request_of_a_namespace_that_lost_a_role_is_told_of_the_other() -> None:
+    instances = view(
+        prefill("p-old"),
+        prefill("p-new", namespace=b"w" * 16),
+        decode("d-new", namespace=b"w" * 16),
+    )
+    with pytest.raises(Unavailable, match=r"no decode node .* in namespace 6e6e6e6e.* 1 other"):
+        place(instances, request(namespace=NS), Tuning())
+    assert place(instances, request(namespace=b"w" * 16), Tuning()).decode.node == "d-new"
+
+
 def test_suspects_serve_when_nobody_else_can() -> None:
     suspect, healthy = prefill("s", state="suspect"), prefill("h", queue_s=5)
     d = decode("d")
