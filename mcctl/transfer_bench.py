@@ -23,6 +23,7 @@ import numpy as np
 
 from daemons.core.errors import Unavailable
 from daemons.core.units import MIB, format_size
+from daemons.protocol.segment import Strided
 from daemons.transfer import ByteArray, Read, TransferEngine, Write, allocate_shared, contiguous
 from daemons.transfer.transports.tcp import streams_for
 from mcctl import perftest
@@ -30,7 +31,14 @@ from mcctl.transfer_peer import REQUEST, PeerAnnouncement, set_buffers
 
 Progress = Callable[[str], object]
 TransportName = Literal["shm", "tcp", "rdma"]
-Operation = Literal["read", "write"]
+Operation = Literal["read", "write", "view"]
+"""view: one pass over the bytes where they are; its limit is a READ and one pass over what it brought."""
+
+_OPERATIONS: Final[dict[TransportName, tuple[Operation, ...]]] = {
+    "shm": ("read", "write", "view"),
+    "tcp": ("read", "write"),
+    "rdma": ("read", "write"),
+}
 
 SIZES: Final = ("4KiB", "64KiB", "1MiB", "16MiB", "256MiB")
 MAX_SIZE_BYTES: Final = 1024 * MIB
@@ -87,7 +95,7 @@ def run(plan: TransferPlan, progress: Progress) -> TransferResult:
             engine.register(memory)
             try:
                 for size in plan.sizes:
-                    for operation in ("read", "write"):
+                    for operation in _OPERATIONS[transport]:
                         progress(f"{transport} {operation} {format_size(size)}")
                         case = _Case(plan, peer, transport, size, memory.array)
                         rows.append(case.measure(engine, operation))
@@ -98,6 +106,7 @@ def run(plan: TransferPlan, progress: Progress) -> TransferResult:
         rows=rows,
         limits={
             "shm": "memcpy of the same blocks in one process, the same threads",
+            "shm view": "a READ of the same blocks and one pass over them",
             "tcp": "plain Python sockets, the same number of streams and socket buffers",
             "rdma": "ib_read_bw and ib_write_bw of perftest over one device, messages of the same size",
         },
@@ -170,19 +179,10 @@ class _Case:
         self._locals = [local[i * total : (i + 1) * total] for i in range(plan.threads)]
 
     def measure(self, engine: TransferEngine, operation: Operation) -> TransferRow:
-        region = self._peer.announced.region
-        offsets = [index * self._size for index in range(self._batch)]
-
-        def mover(local: ByteArray) -> Callable[[], None]:
-            if operation == "read":
-                reads = [Read.into(contiguous(at, self._size), local, at) for at in offsets]
-                return lambda: engine.read(region, reads, timeout_s=60)
-            writes = [Write.at(at, local[at : at + self._size]) for at in offsets]
-            return lambda: engine.write(region, writes, timeout_s=60)
-
         with contextlib.ExitStack() as stack:
-            limit = self._limit(stack)
-            engine_moves = [mover(local) for local in self._locals]
+            move = {"read": self._read, "write": self._write, "view": self._view}[operation]
+            engine_moves = [move(engine, local) for local in self._locals]
+            limit = self._limit(stack, engine, operation)
             for warm in (*engine_moves, *limit):
                 warm()
             took, limit_took, cpu_s, moved = [], [], 0.0, 0
@@ -196,7 +196,7 @@ class _Case:
                     limit_took.append(median(_timed(limit)))
         rate = self._total * self._threads / median(took)
         limit_rate = self._total * self._threads / median(limit_took) if limit else None
-        if self._transport == "rdma":
+        if self._transport == "rdma" and operation != "view":
             num_messages = max(5, min(int(rate * _PERFTEST_S / self._size), 20_000))
             limit_rate = perftest.bandwidth(operation, self._size, num_messages)
         return TransferRow(
@@ -213,8 +213,45 @@ class _Case:
             cpu_s_per_gb=cpu_s / (moved / 1e9),
         )
 
-    def _limit(self, stack: contextlib.ExitStack) -> list[Callable[[], None]]:
+    def _ranges(self) -> list[Strided]:
+        return [contiguous(index * self._size, self._size) for index in range(self._batch)]
+
+    def _read(self, engine: TransferEngine, local: ByteArray) -> Callable[[], None]:
+        region = self._peer.announced.region
+        reads = [Read.into(each, local, each.offset) for each in self._ranges()]
+        return lambda: engine.read(region, reads, timeout_s=60)
+
+    def _write(self, engine: TransferEngine, local: ByteArray) -> Callable[[], None]:
+        region = self._peer.announced.region
+        writes = [Write.at(each.offset, local[each.offset : each.end]) for each in self._ranges()]
+        return lambda: engine.write(region, writes, timeout_s=60)
+
+    def _view(self, engine: TransferEngine, _: ByteArray) -> Callable[[], None]:
+        region, ranges = self._peer.announced.region, self._ranges()
+
+        def look() -> None:
+            with engine.view(region, ranges, timeout_s=60) as view:
+                for rows in view.arrays:
+                    _pass_over(rows[0])
+
+        return look
+
+    def _read_and_pass(self, engine: TransferEngine, local: ByteArray) -> Callable[[], None]:
+        read, ranges = self._read(engine, local), self._ranges()
+
+        def look() -> None:
+            read()
+            for each in ranges:
+                _pass_over(local[each.offset : each.end])
+
+        return look
+
+    def _limit(
+        self, stack: contextlib.ExitStack, engine: TransferEngine, operation: Operation
+    ) -> list[Callable[[], None]]:
         """What is measured in turns with the engine, for each thread."""
+        if operation == "view":
+            return [self._read_and_pass(engine, local) for local in self._locals]
         match self._transport:
             case "shm":
                 return self._memcpy()
@@ -265,6 +302,11 @@ class _Case:
         sock.connect(("127.0.0.1", self._peer.announced.plain_port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
+
+
+def _pass_over(block: ByteArray) -> None:
+    """Reads every byte once."""
+    np.bitwise_xor.reduce(block.view(np.uint64) if block.nbytes % 8 == 0 else block)
 
 
 def _timed(moves: Sequence[Callable[[], None]]) -> list[float]:

@@ -22,7 +22,7 @@ from daemons.transfer.transports.paths import CONNECT_TIMEOUT_S, Paths
 from daemons.transfer.transports.stream import StreamPool
 from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
 
-_MIN_STRIPE_BYTES = 2 << 20
+_MIN_STRIPE_BYTES = 4 << 20
 _NUM_STREAMS = min(4, os.cpu_count() or 1)
 _MAX_PEERS = 128
 _MAX_PATHS = 16
@@ -75,7 +75,7 @@ class TcpTransport:
         length, start = remote.row_bytes, source.offset
         return (
             isinstance(pool, StreamPool)
-            and 0 < length < min(wire.MAX_EAGER, 2 * _MIN_STRIPE_BYTES)
+            and 0 < length < 2 * _MIN_STRIPE_BYTES
             and source.num_rows == remote.num_rows == 1
             and pool.write_quick(batch, remote, local.data[start : start + length])
         )

@@ -26,7 +26,7 @@ MAX_ROWS = 1 << 20
 MAX_INLINE = 16 << 10
 """A READ up to here is answered with one send and passes through a buffer at both ends: cheaper than two calls."""
 
-MAX_EAGER = 4 << 20
+MAX_EAGER = 8 << 20
 """A WRITE up to here sends its bytes unasked; what is refused is read and thrown away."""
 
 MAX_BODY = 128 << 10
