@@ -30,7 +30,11 @@ class SegmentSection(Section, frozen=True, kw_only=True):
 
     size: Size = "2GiB"
     directory: Directory = "/dev/shm"
-    """A tmpfs; the segment is one file in it, fully allocated at start."""
+    """A tmpfs; the segment is one file in it, fully allocated at start, with the index of its blocks beside it."""
+    keep: bool = True
+    """Leave segment and index there when the node ends, for the next start with the same node.id, size and directory:
+    its blocks are back after a crash, a restart or an upgrade. The memory is taken until the files are removed. With
+    false they go with the node, and no index is written."""
     prefault: bool = False
     """Touch all pages at start, so that the first put of each is as fast as the next."""
 

@@ -3,17 +3,15 @@
 import logging
 import os
 import threading
-from pathlib import Path
 from typing import Final
 
-from daemons.config.common import size_bytes
-from daemons.config.mc_cachenode import CachenodeConfig, SegmentSection
+from daemons.config.mc_cachenode import CachenodeConfig
 from daemons.core.ids import Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
+from daemons.mc_cachenode.storage import open_storage
 from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
@@ -23,8 +21,7 @@ from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
 from daemons.service.secret import read_secret
 from daemons.store.copy_workers import CopyWorkers
-from daemons.store.segment import Segment
-from daemons.transfer import TransferEngine, host_id, prefault, prefault_in_background
+from daemons.transfer import TransferEngine, host_id, prefault_in_background
 from daemons.transfer.topology import host_devices
 
 log = logging.getLogger(__name__)
@@ -47,7 +44,6 @@ class CachenodeApp:
         self._epoch = new_epoch()
         self._metrics = CachenodeMetrics()
         self._orphan_after_s = config.report.orphan_after_s
-        self._path = segment_path(config.segment, self._node)
         # All that may be taken comes before the segment: a start that fails leaves no memory behind.
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self.endpoint = self._server.endpoint
@@ -62,13 +58,13 @@ class CachenodeApp:
             secret=read_secret(config.transfer.secret_file),
         )
         self._devices = host_devices(wants_rdma="rdma" in config.transfer.transports)
-        self._segment = _create_segment(config.segment, self._path)
+        self._storage = open_storage(config.segment, self._node, self._on_lost)
+        self._segment, self._replicas = self._storage.segment, self._storage.replicas
         self._is_closed = threading.Event()
         if not config.segment.prefault:
             # Puts that come before it is through pay for their own page faults.
             prefault_in_background(self._segment.array, self._is_closed)
         self._region = self._engine.register(self._segment.memory)
-        self._replicas = ReplicaTable(self._segment)
         self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
         self._reporter = Reporter(
             self.loop,
@@ -98,6 +94,7 @@ class CachenodeApp:
             on_notice=self._handlers.on_notice,
         )
         self._reporter.attach(self._link)
+        self._metrics.restored_blocks.set(self._replicas.num_sealed)
         self.loop.every(_METRICS_S, self._measure)
         self._measure()
 
@@ -123,7 +120,7 @@ class CachenodeApp:
         self._link.close()
         self._workers.close()
         self._engine.close()
-        self._segment.close()
+        self._storage.close()
         self._metrics_server.close()
         self.loop.close()
 
@@ -161,7 +158,7 @@ class CachenodeApp:
     def _describe(self) -> NodeDescription:
         segment = SegmentDescription(
             region=self._region,
-            path=str(self._path),
+            path=str(self._storage.path),
             capacity_bytes=self._segment.slots.capacity_bytes,
         )
         return NodeDescription(
@@ -189,19 +186,5 @@ class CachenodeApp:
         metrics.bad_data_requests.set(self._engine.counters.bad_requests)
         metrics.sent_bytes.set(self._engine.counters.sent_bytes)
 
-
-def segment_path(config: SegmentSection, node: NodeId) -> Path:
-    """One file per node, in a directory of this user."""
-    return Path(config.directory) / f"mooncake-{os.getuid()}" / f"{node.replace('/', '_')}.segment"
-
-
-def _create_segment(config: SegmentSection, path: Path) -> Segment:
-    capacity = size_bytes(config.size, "segment.size")
-
-    def report(done: int, total: int) -> None:
-        log.info("segment allocated=%s of=%s", format_size(done), format_size(total))
-
-    segment = Segment.create(capacity, path, progress=report)
-    if config.prefault:
-        prefault(segment.array)
-    return segment
+    def _on_lost(self, what: str, count: int) -> None:
+        self._metrics.lost.labels(what).inc(count)

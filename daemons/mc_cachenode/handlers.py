@@ -234,6 +234,7 @@ class CachenodeHandlers:
             results=session.results, why=session.why, retry_after_ms=session.retry_after_ms
         )
         del self._sessions[session.put_id]
+        self._parts.replicas.flush()
         num_refused = 0
         for status in session.results:
             self._parts.metrics.put_blocks.labels(status).inc()

@@ -28,6 +28,15 @@ class CachenodeMetrics:
         self.freed_blocks = Counter(
             "mc_cachenode_freed_blocks", "Blocks freed by reason", ["why"], registry=self.registry
         )
+        self.lost = Counter(
+            "mc_cachenode_lost",
+            "What this start could not take over: index (all of it), tail, record, block",
+            ["what"],
+            registry=self.registry,
+        )
+        self.restored_blocks = self._gauge(
+            "mc_cachenode_restored_blocks", "Blocks this start took over from the process before"
+        )
         self.used_bytes = self._gauge("mc_cachenode_used_bytes", "Bytes of the segment in use")
         self.capacity_bytes = self._gauge("mc_cachenode_capacity_bytes", "Bytes of the segment")
         self.blocks = self._gauge("mc_cachenode_blocks", "Sealed blocks")

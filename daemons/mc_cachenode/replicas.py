@@ -1,10 +1,12 @@
 """The node's index: which block lies in which slot, writing or sealed. The truth that the master's directory follows.
 
-Loop thread only; workers write a slot's bytes between `begin` and `seal` or `abandon`, and nobody else does.
+Loop thread only; workers write a slot's bytes between `begin` and `seal` or `abandon`, and nobody else does. With an
+IndexLog what is sealed and freed here is recorded, and `flush` is called before anyone is told.
 """
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -12,7 +14,9 @@ from typing import Literal
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta, SealedBlock
-from daemons.store.seal import Trailer, parse_trailer, trailer_length
+from daemons.store.index_format import SealedRecord
+from daemons.store.index_log import IndexLog
+from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
 from daemons.store.segment import Segment
 
 VERSION = 1
@@ -35,6 +39,8 @@ class Replica:
     num_layers: int
     state: Literal["writing", "sealed", "gone"] = "writing"
     seal_checksum: int = 0
+    created_s: int = 0
+    """When it was sealed, in seconds since 1970; kept over restarts."""
 
     @property
     def trailer_bytes(self) -> int:
@@ -60,6 +66,40 @@ class ReplicaTable:
         self.segment = segment
         self._replicas: OrderedDict[BlockHash, Replica] = OrderedDict()
         self._num_writing = 0
+        self._index: IndexLog | None = None
+
+    def restore(self, records: Sequence[SealedRecord]) -> int:
+        """Take over what an earlier process sealed in this segment; how many of the records were not true.
+
+        Of two that claim one place the later is right. Looks at trailers only: readers verify the payloads, and
+        what they find bad is dropped then.
+        """
+        by_age = sorted(records, key=lambda record: record.created_s)
+        found = [replica for record in by_age if (replica := self._find(record)) is not None]
+        found.reverse()
+        granted = self.segment.slots.restore((r.offset, r.length + r.trailer_bytes) for r in found)
+        for replica, is_granted in reversed(list(zip(found, granted, strict=True))):
+            if is_granted:
+                self._replicas[replica.meta.hash] = replica
+        return len(records) - len(self._replicas)
+
+    def keep_in(self, index: IndexLog) -> None:
+        """Record from now on."""
+        self._index = index
+
+    def flush(self) -> None:
+        """Before anyone is told what was sealed or freed: from then on a crash changes nothing about it."""
+        if self._index is not None:
+            self._index.flush()
+
+    def hashes(self) -> list[BlockHash]:
+        return [replica.meta.hash for replica in self.sealed()]
+
+    def record_of(self, block_hash: BlockHash) -> SealedRecord | None:
+        replica = self._replicas.get(block_hash)
+        if replica is None or replica.state != "sealed":
+            return None
+        return SealedRecord(replica.describe(), replica.created_s)
 
     @property
     def num_sealed(self) -> int:
@@ -76,6 +116,8 @@ class ReplicaTable:
 
     def begin(self, meta: BlockMeta, length: int, num_layers: int) -> Replica:
         """A slot for a block that is not here. Raises Exhausted."""
+        if self._index is not None:
+            self._index.flush_frees()
         offset = self.segment.allocate(length + trailer_length(num_layers))
         replica = Replica(meta, offset, length, num_layers)
         self._replicas[meta.hash] = replica
@@ -87,8 +129,12 @@ class ReplicaTable:
         assert replica.state == "writing"
         replica.state = "sealed"
         replica.seal_checksum = seal_checksum
+        replica.created_s = int(time.time())
         self._num_writing -= 1
-        return replica.describe()
+        sealed = replica.describe()
+        if self._index is not None:
+            self._index.add_sealed(SealedRecord(sealed, replica.created_s))
+        return sealed
 
     def abandon(self, replica: Replica) -> None:
         """The pull failed and its worker is done with the slot."""
@@ -102,6 +148,8 @@ class ReplicaTable:
         if replica is None or replica.state != "sealed":
             return False
         self._remove(replica)
+        if self._index is not None:
+            self._index.add_freed(block_hash, replica.offset)
         return True
 
     def make_room(self, length: int, num_layers: int) -> list[BlockHash]:
@@ -135,7 +183,31 @@ class ReplicaTable:
         packed = self.segment.view[start : start + replica.trailer_bytes]
         return parse_trailer(packed, replica.seal_checksum, replica.meta.hash)
 
+    def _find(self, record: SealedRecord) -> Replica | None:
+        """None unless the slot ends with the trailer that this record speaks of."""
+        replica = _replica_of(record)
+        try:
+            trailer = self.trailer(replica)
+        except BadSeal:
+            return None
+        shape = (trailer.length, trailer.num_layers, trailer.version)
+        is_same = shape == (replica.length, replica.num_layers, record.block.version)
+        return replica if is_same else None
+
     def _remove(self, replica: Replica) -> None:
         replica.state = "gone"
         del self._replicas[replica.meta.hash]
         self.segment.free(replica.offset)
+
+
+def _replica_of(record: SealedRecord) -> Replica:
+    block = record.block
+    return Replica(
+        meta=block.meta,
+        offset=block.offset,
+        length=block.length,
+        num_layers=block.num_layers,
+        state="sealed",
+        seal_checksum=block.seal_checksum,
+        created_s=record.created_s,
+    )

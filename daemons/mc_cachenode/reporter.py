@@ -109,6 +109,7 @@ class Reporter:
             self._post()
 
     def _build(self) -> Report:
+        self._replicas.flush()
         hashes: list[BlockHash] = []
         while self._announcing and len(hashes) < MAX_BLOCKS:
             hashes.append(self._announcing.popleft())

@@ -5,7 +5,7 @@ one model lie at a constant stride, and an empty slab serves any class again. Wh
 frees it: freeing while a copy into it runs is the caller's error.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,6 +102,26 @@ class SlabAllocator:
         slab.free_slots = []
         self._empty.append(index)
 
+    def restore(self, wanted: Iterable[tuple[int, int]]) -> list[bool]:
+        """Allocate these very (offset, length) again, as before a restart; of two that overlap the first stays.
+
+        Only on a fresh allocator. False for each that cannot be: its offset is no slot of its size.
+        """
+        assert not self._length_by_offset
+        granted = [self._claim(offset, length) for offset, length in wanted]
+        self._empty = [index for index in self._empty if not self._slabs[index].slot_bytes]
+        for index, slab in enumerate(self._slabs):
+            slot = slab.slot_bytes
+            if not slot:
+                continue
+            slots = range(slab.start, slab.start + slab.size - slot + 1, slot)
+            slab.free_slots = [x for x in reversed(slots) if x not in self._length_by_offset]
+            self._wasted_bytes += slab.size % slot
+            partial = self._partial.setdefault(slot, {})
+            if slab.free_slots:
+                partial[index] = None
+        return granted
+
     def check_invariants(self) -> None:
         """For tests: no overlap, every byte accounted for. O(n)."""
         end = 0
@@ -125,6 +145,21 @@ class SlabAllocator:
             assert not set(slab.free_slots) & self._length_by_offset.keys()
             if slab.slot_bytes:
                 assert len(slab.free_slots) + slab.num_used == slab.size // slab.slot_bytes
+
+    def _claim(self, offset: int, length: int) -> bool:
+        slot = self.slot_bytes(max(length, 1))
+        index, within = divmod(offset, self.slab_bytes)
+        if not 0 <= index < len(self._slabs):
+            return False
+        slab = self._slabs[index]
+        is_slot = within % slot == 0 and within + slot <= slab.size
+        if not is_slot or slab.slot_bytes not in (0, slot) or offset in self._length_by_offset:
+            return False
+        slab.slot_bytes = slot
+        slab.num_used += 1
+        self._length_by_offset[offset] = length
+        self.used_bytes += slot
+        return True
 
     def _open_slab(self, slot: int) -> bool:
         """Give an empty slab to a class. The last slab may be shorter, so the next one is tried too."""
@@ -190,5 +225,5 @@ class Segment:
         self.slots.free(offset)
 
     def close(self) -> None:
-        """The file goes; peers that still map it keep the pages until they notice."""
+        """The file goes, unless it is kept; peers that still map it keep the pages until they notice."""
         self.memory.close()

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import mmap
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ class SharedMemory:
         self.fd = fd
         self.size_bytes = size_bytes
         self.path = path
+        self.is_kept = False
+        """Whether the file outlives `close`, for `reopen_shared` by a later process."""
         self.array: ByteArray = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
 
     @property
@@ -44,9 +47,12 @@ class SharedMemory:
 
     def close(self) -> None:
         """Give the pages up; they live on while any view, here or at a peer, still shows them."""
-        if self.path is not None:
+        if self.path is not None and not self.is_kept:
             self.path.unlink(missing_ok=True)
         if self.fd >= 0:
+            if self.is_kept:
+                # Views that are still there keep the description open, and by it the lock.
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
             os.close(self.fd)
             self.fd = -1
         self.array = np.empty(0, np.uint8)
@@ -71,6 +77,36 @@ def allocate_shared(
         if path:
             path.unlink(missing_ok=True)
         raise
+
+
+def reopen_shared(path: Path, size_bytes: int) -> SharedMemory | None:
+    """The file that an ended process kept, with its bytes; None when there is none.
+
+    Raises TransferError when it cannot be used again, ConfigError when a running process has it.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TransferError(f"it cannot be opened: {error.strerror}") from error
+    try:
+        _lock(fd, path)
+        _check_kept(os.fstat(fd), size_bytes)
+        # Holes, where there are any: a reader's map must never fault.
+        _allocate_pages(fd, size_bytes, path, None)
+        return SharedMemory(fd, size_bytes, path)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _check_kept(status: os.stat_result, size_bytes: int) -> None:
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+        raise TransferError("it is no file of this user")
+    if status.st_size != size_bytes:
+        now, then = format_size(size_bytes), format_size(status.st_size)
+        raise TransferError(f"it has {then} and is now to have {now}")
 
 
 def _check_room(name: str, size_bytes: int) -> None:
@@ -105,7 +141,7 @@ def _create_file(path: Path, size_bytes: int) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot create {path}: {error.strerror}") from error
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _lock(fd, path)
     return fd
 
 
@@ -113,14 +149,24 @@ def _remove_stale(path: Path) -> None:
     """Unlink rather than truncate: a peer may still show the old pages."""
     fd = os.open(path, os.O_RDWR)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fd, path)
         path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, path: Path) -> None:
+    """Held until this descriptor closes: peers get others of their own. Raises ConfigError."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigError(
             f"{path} is used by another running process; give each node its own segment path"
         ) from error
-    finally:
-        os.close(fd)
+    if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):
+        raise ConfigError(
+            f"{path} was just replaced by another process; is this node started twice?"
+        )
 
 
 def _allocate_pages(fd: int, size_bytes: int, where: Path, progress: Progress | None) -> None:

@@ -1,13 +1,14 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from daemons.core.errors import Exhausted
 from daemons.core.units import MIB
 from daemons.store.segment import SLOT_ALIGN, Segment, SlabAllocator, default_slab_bytes
+from daemons.transfer import reopen_shared
 
 SLAB = 64 * 1024
 
@@ -108,4 +109,61 @@ def test_segment_is_a_file_that_goes_with_it(tmp_path: Path) -> None:
     assert segment.array.nbytes == 4 * MIB
     segment.array[segment.allocate(100)] = 1
     segment.close()
+    assert not path.exists()
+
+
+@given(
+    lengths=st.lists(st.sampled_from([1, 4096, 9000, 20_000, SLAB]), max_size=30),
+    freed=st.sets(st.integers(0, 29)),
+)
+def test_restored_slots_are_as_they_were(lengths: list[int], freed: set[int]) -> None:
+    before, after = (SlabAllocator(5 * SLAB + 3 * SLOT_ALIGN, SLAB) for _ in range(2))
+    held: dict[int, int] = {}
+    for number, length in enumerate(lengths):
+        try:
+            offset = before.allocate(length)
+        except Exhausted:
+            continue
+        if number in freed:
+            before.free(offset)
+        else:
+            held[offset] = length
+    assert all(after.restore(held.items()))
+    after.check_invariants()
+    assert (after.used_bytes, after.usable_bytes) == (before.used_bytes, before.usable_bytes)
+    taken = fill(after, 4096)
+    assert not set(taken) & held.keys()
+    for offset in [*taken, *held]:
+        after.free(offset)
+    after.check_invariants()
+    assert after.used_bytes == 0
+
+
+def test_what_can_be_no_slot_is_not_restored() -> None:
+    slots = SlabAllocator(2 * SLAB, SLAB)
+    wanted = [
+        (0, 8192),
+        (0, 8192),  # taken
+        (4096, 4096),  # in the first one
+        (16384, 4096),  # of another class
+        (-8192, 8192),
+        (2 * SLAB, 8192),
+        (SLAB + 100, 100),
+        (SLAB, SLAB + 1),
+        (SLAB, SLAB),
+    ]
+    assert slots.restore(wanted) == [True, *[False] * 7, True]
+    slots.check_invariants()
+
+
+def test_segment_that_is_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
+    path = tmp_path / "a.segment"
+    segment = Segment.create(8 * MIB, path)
+    segment.memory.is_kept = True
+    segment.array[100] = 7
+    segment.close()
+    memory = reopen_shared(path, 8 * MIB)
+    assert memory is not None
+    assert memory.array[100] == 7
+    Segment(memory).close()
     assert not path.exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from daemons.core.errors import ConfigError, TransferError
-from daemons.transfer.memory import allocate_shared, available_bytes, host_id
+from daemons.transfer.memory import allocate_shared, available_bytes, host_id, reopen_shared
 from daemons.transfer.regions import RegionTable
 
 
@@ -38,6 +38,47 @@ def test_file_of_a_dead_process_is_replaced_and_of_a_live_one_is_not(tmp_path: P
     assert not memory.array.any()
     with pytest.raises(ConfigError, match="used by another running process"):
         allocate_shared("test", 4096, path)
+    memory.close()
+
+
+def test_kept_file_is_opened_again_by_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    assert reopen_shared(path, 8192) is None
+    memory = allocate_shared("test", 8192, path)
+    memory.is_kept = True
+    memory.array[:] = 3
+    with pytest.raises(ConfigError, match="used by another running process"):
+        reopen_shared(path, 8192)
+    shown = memory.array
+    memory.close()
+    again = reopen_shared(path, 8192)
+    assert again is not None
+    assert (again.array == 3).all()
+    again.array[0] = 4
+    assert shown[0] == 4
+    again.close()
+    assert not path.exists()
+
+
+def test_file_of_another_size_or_kind_is_not_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(4096))
+    with pytest.raises(TransferError, match=r"it has 4.0 KiB and is now to have 8.0 KiB"):
+        reopen_shared(path, 8192)
+    with pytest.raises(TransferError, match="cannot be opened"):
+        reopen_shared(tmp_path, 8192)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(TransferError, match="cannot be opened"):
+        reopen_shared(tmp_path / "link", 4096)
+
+
+def test_holes_of_a_kept_file_are_filled_before_it_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    with path.open("wb") as file:
+        file.truncate(1 << 20)
+    memory = reopen_shared(path, 1 << 20)
+    assert memory is not None
+    assert path.stat().st_blocks * 512 >= 1 << 20
     memory.close()
 
 

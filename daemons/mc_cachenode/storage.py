@@ -1,0 +1,118 @@
+"""This node's memory as files: the segment and, beside it, the index by which a later process takes its blocks over.
+
+Both are kept when the process ends in whatever way, unless `segment.keep` is off. The lock on the segment's file
+guards both; it ends with the process.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemons.config.common import size_bytes
+from daemons.config.mc_cachenode import SegmentSection
+from daemons.core.errors import TransferError
+from daemons.core.ids import NodeId
+from daemons.core.units import format_size
+from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.store.index_format import IndexHeader, IndexReader, SealedRecord, replay
+from daemons.store.index_log import IndexLog
+from daemons.store.segment import SLOT_ALIGN, Segment
+from daemons.transfer import prefault, reopen_shared
+
+log = logging.getLogger(__name__)
+
+OnLost = Callable[[str, int], object]
+"""Called with what was lost of an earlier process's index or blocks, and how many: for the metrics."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """Open. `index` None: nothing is kept."""
+
+    segment: Segment
+    replicas: ReplicaTable
+    index: IndexLog | None
+    path: Path
+
+    def close(self) -> None:
+        if self.index is not None:
+            self.index.close()
+            log.info(
+                "segment kept path=%s size=%s blocks=%d; remove the file to free the memory",
+                self.path,
+                format_size(self.segment.slots.capacity_bytes),
+                self.replicas.num_sealed,
+            )
+        self.segment.close()
+
+
+def segment_path(config: SegmentSection, node: NodeId) -> Path:
+    """One file per node, in a directory of this user."""
+    return Path(config.directory) / f"mooncake-{os.getuid()}" / f"{node.replace('/', '_')}.segment"
+
+
+def open_storage(config: SegmentSection, node: NodeId, on_lost: OnLost) -> Storage:
+    """With all blocks of the process before, where it kept them. Raises ConfigError, Exhausted."""
+    path = segment_path(config, node)
+    index_path = path.with_suffix(".index")
+    segment = _reopen(config, path) if config.keep else None
+    if segment is None:
+        segment = _create(config, path)
+        index_path.unlink(missing_ok=True)  # only now that the lock is ours
+    segment.memory.is_kept = config.keep
+    if config.prefault:
+        prefault(segment.array)
+    replicas = ReplicaTable(segment)
+    if not config.keep:
+        return Storage(segment, replicas, None, path)
+    header = IndexHeader(node, segment.slots.capacity_bytes, segment.slots.slab_bytes)
+    records = _read_index(index_path, header, on_lost)
+    num_lost = replicas.restore(records)
+    if records:
+        log.info("blocks taken over num=%d lost=%d", replicas.num_sealed, num_lost)
+    if num_lost:
+        on_lost("block", num_lost)
+        log.warning("blocks lost num=%d why=their slots hold something else now", num_lost)
+    index = IndexLog(index_path, header, replicas)
+    replicas.keep_in(index)
+    return Storage(segment, replicas, index, path)
+
+
+def _reopen(config: SegmentSection, path: Path) -> Segment | None:
+    """None where there is nothing to take over."""
+    capacity = size_bytes(config.size, "segment.size") // SLOT_ALIGN * SLOT_ALIGN
+    try:
+        memory = reopen_shared(path, capacity)
+    except TransferError as error:
+        log.warning("segment starts empty path=%s why=%s", path, error.message)
+        return None
+    return None if memory is None else Segment(memory)
+
+
+def _create(config: SegmentSection, path: Path) -> Segment:
+    def report(done: int, total: int) -> None:
+        log.info("segment allocated=%s of=%s", format_size(done), format_size(total))
+
+    return Segment.create(size_bytes(config.size, "segment.size"), path, progress=report)
+
+
+def _read_index(path: Path, header: IndexHeader, on_lost: OnLost) -> list[SealedRecord]:
+    """Whatever the file holds, only what verifies is returned; what does not is logged and counted."""
+    try:
+        reader = IndexReader(path.read_bytes(), header)
+    except FileNotFoundError:
+        return []
+    except (OSError, TransferError) as error:
+        on_lost("index", 1)
+        log.warning("segment starts empty path=%s why=%s", path, error)
+        return []
+    records = list(replay(reader).values())
+    if reader.num_bad_records:
+        on_lost("record", reader.num_bad_records)
+        log.warning("index records passed over path=%s num=%d", path, reader.num_bad_records)
+    if reader.cut_bytes:
+        on_lost("tail", 1)
+        log.warning("index cut path=%s bytes=%d", path, reader.cut_bytes)
+    return records
