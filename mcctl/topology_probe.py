@@ -1,7 +1,7 @@
 """Measuring every data path of a cluster: this host to each node, and each node to each other."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -9,7 +9,7 @@ from daemons.client.probe import ask_probe
 from daemons.core.errors import McError
 from daemons.protocol.node import ListedNode
 from daemons.protocol.request import PathMeasure
-from daemons.protocol.segment import RegionRef
+from daemons.protocol.segment import Grant, RegionRef
 from daemons.transfer import host_id
 from daemons.transfer.probe import measure
 
@@ -39,11 +39,16 @@ class ProbedPath(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured.bytes_per_s / self.measured.link_bytes_per_s
 
 
+class _Offer(NamedTuple):
+    region: RegionRef
+    grant: Grant | None
+
+
 def probe_all(nodes: Sequence[ListedNode], *, from_here_only: bool) -> Iterator[ProbedPath]:
     """Paths as they are measured, one at a time so that they do not disturb each other."""
-    regions: dict[str, RegionRef | McError] = {}
+    regions: dict[str, _Offer | McError] = {}
     for node in nodes:
-        regions[node.node.node] = _region_of(node)
+        regions[node.node.node] = _offer_of(node)
         yield _probe(HERE, host_id(), node, regions[node.node.node])
     for reader in nodes if not from_here_only else []:
         for target in nodes:
@@ -51,26 +56,28 @@ def probe_all(nodes: Sequence[ListedNode], *, from_here_only: bool) -> Iterator[
                 yield _probe(reader, reader.node.host_id, target, regions[target.node.node])
 
 
-def _region_of(node: ListedNode) -> RegionRef | McError:
+def _offer_of(node: ListedNode) -> _Offer | McError:
     try:
-        region = ask_probe(node.node.control).region
+        reply = ask_probe(node.node.control)
     except McError as error:
         return error
-    return region or McError("it offers nothing to measure; it runs an older release")
+    if reply.region is None:
+        return McError("it offers nothing to measure; it runs an older release")
+    return _Offer(reply.region, reply.grant)
 
 
 def _probe(
-    reader: ListedNode | str, reader_host: str, target: ListedNode, region: RegionRef | McError
+    reader: ListedNode | str, reader_host: str, target: ListedNode, offer: _Offer | McError
 ) -> ProbedPath:
     source = reader if isinstance(reader, str) else reader.node.node
     name = target.node.node
-    if isinstance(region, McError):
-        return ProbedPath(source=source, target=name, error=region.message)
+    if isinstance(offer, McError):
+        return ProbedPath(source=source, target=name, error=offer.message)
     try:
         if isinstance(reader, str):
-            measured: PathMeasure | None = measure(region, _SCHEMES)
+            measured: PathMeasure | None = measure(offer.region, _SCHEMES, grant=offer.grant)
         else:
-            measured = ask_probe(reader.node.control, region, _ASK_S).measured
+            measured = ask_probe(reader.node.control, offer.region, _ASK_S).measured
     except McError as error:
         return ProbedPath(source=source, target=name, error=error.message)
     path = ProbedPath(source=source, target=name, measured=measured)

@@ -7,7 +7,7 @@ import msgspec
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.base import Message, Record
 from daemons.protocol.block import BlockLocation
-from daemons.protocol.segment import DataAddress, RegionRef, Source
+from daemons.protocol.segment import DataAddress, Grant, RegionRef, Source
 
 FinishReason = Literal["stop", "length", "cancelled"]
 CacheUse = Literal["use", "bypass"]
@@ -253,8 +253,9 @@ class DataProbe(Message, frozen=True, kw_only=True):
 
 
 class DataProbeReply(Message, frozen=True, kw_only=True):
-    """`region` is there to be measured; `measured` answers a probe with a target."""
+    """`region` is there to be measured, `grant` opens it to others; `measured` answers a probe with a target."""
 
     data: DataAddress
     region: RegionRef | None = None
     measured: PathMeasure | None = None
+    grant: Grant | None = None

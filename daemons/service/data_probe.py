@@ -8,12 +8,14 @@ from daemons.core.errors import Exhausted, McError
 from daemons.protocol.request import DataProbe, DataProbeReply, PathMeasure
 from daemons.protocol.segment import RegionRef
 from daemons.rpc import Call, Loop
-from daemons.transfer import TransferEngine
+from daemons.transfer import TransferEngine, contiguous
 from daemons.transfer.probe import measure, probe_region
 
 log = logging.getLogger(__name__)
 
 _BUSY_MS = 500
+_GRANT_S = 300.0
+"""Long enough to measure many nodes one after the other."""
 
 
 class DataProbes:
@@ -38,7 +40,9 @@ class DataProbes:
 
     def _run(self, call: Call, target: RegionRef) -> None:
         try:
-            outcome: PathMeasure | McError = measure(target, self._transports)
+            outcome: PathMeasure | McError = measure(
+                target, self._transports, open_engine=self._engine.sibling
+            )
         except McError as error:
             outcome = error
         except Exception as bug:  # or no path would ever be measured again
@@ -54,6 +58,11 @@ class DataProbes:
             call.reply(self._reply(outcome))
 
     def _reply(self, measured: PathMeasure | None) -> DataProbeReply:
+        region = probe_region(self._engine)
+        whole = [contiguous(0, region.size_bytes)]
         return DataProbeReply(
-            data=self._engine.address, region=probe_region(self._engine), measured=measured
+            data=self._engine.address,
+            region=region,
+            measured=measured,
+            grant=self._engine.grant(region, whole, "read", _GRANT_S).grant,
         )

@@ -76,6 +76,7 @@ class TransferEngine:
         epoch = new_epoch() if epoch is None else epoch
         if require_capability is None:
             require_capability = secret is not None
+        self._secret = secret
         self._regions = RegionTable()
         self._notifications = Notifications(max_notifications)
         self._key = CapabilityKey(epoch, secret)
@@ -116,6 +117,10 @@ class TransferEngine:
         self._server = DataServer(service, listeners)
         self._submit_workers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+
+    def sibling(self, transport: str) -> "TransferEngine":
+        """One more engine of this process, with its secret; for measuring one transport."""
+        return TransferEngine(transports=(transport,), secret=self._secret)
 
     @property
     def counters(self) -> ServerCounters:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from daemons.core.errors import ConfigError, McError, Unavailable
 from daemons.core.ids import new_epoch
 from daemons.core.units import MIB
 from daemons.protocol.request import PathMeasure
-from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.protocol.segment import DataAddress, Grant, RegionRef
 from daemons.transfer.engine import TransferEngine
 from daemons.transfer.memory import allocate_shared, host_id
 from daemons.transfer.strided import contiguous
@@ -51,19 +52,30 @@ def probe_region(engine: TransferEngine) -> RegionRef:
         return region
 
 
-def measure(region: RegionRef, schemes: Sequence[str], seconds: float = PROBE_S) -> PathMeasure:
-    """Latency and bandwidth over the first scheme that reaches it. Unavailable, with every reason, when none does."""
+def measure(
+    region: RegionRef,
+    schemes: Sequence[str],
+    seconds: float = PROBE_S,
+    *,
+    grant: Grant | None = None,
+    open_engine: Callable[[str], TransferEngine] | None = None,
+) -> PathMeasure:
+    """Latency and bandwidth over the first scheme that reaches it. Unavailable, with every reason, when none does.
+
+    `open_engine` makes one for a scheme that knows the cluster's secret; without it the owner may want a `grant`.
+    """
     reasons = []
     for scheme in schemes:
         if not _offers(region.address, scheme):
             continue
         try:
-            engine = TransferEngine(epoch=new_epoch(), transports=(scheme,))
+            engine = (open_engine or _open_engine)(scheme)
         except ConfigError as error:
             reasons.append(f"{scheme}: {error.message}")
             continue
         try:
-            return _measure(engine, region, scheme, seconds, reasons)
+            source = _Source(engine, region, grant)
+            return _measure(source, scheme, seconds, reasons)
         except McError as error:
             reasons.append(f"{scheme}: {error.message}")
         finally:
@@ -82,12 +94,24 @@ def _offers(address: DataAddress, scheme: str) -> bool:
             return bool(address.tcp)
 
 
-def _measure(
-    engine: TransferEngine, region: RegionRef, scheme: str, seconds: float, reasons: list[str]
-) -> PathMeasure:
-    latency_s = _latency(engine, region, seconds / 3)
-    rate = _bandwidth(engine, region, 1 if scheme == "shm" else _NUM_STREAMS, seconds)
-    nic, link = ("", None) if scheme == "shm" else _link_to(region.address.tcp)
+def _open_engine(scheme: str) -> TransferEngine:
+    return TransferEngine(epoch=new_epoch(), transports=(scheme,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    engine: TransferEngine
+    region: RegionRef
+    grant: Grant | None
+
+    def read(self, reads: Sequence[Read], timeout_s: float) -> None:
+        self.engine.read(self.region, reads, capability=self.grant, timeout_s=timeout_s)
+
+
+def _measure(source: _Source, scheme: str, seconds: float, reasons: list[str]) -> PathMeasure:
+    latency_s = _latency(source, seconds / 3)
+    rate = _bandwidth(source, 1 if scheme == "shm" else _NUM_STREAMS, seconds)
+    nic, link = ("", None) if scheme == "shm" else _link_to(source.region.address.tcp)
     return PathMeasure(
         transport=scheme,
         latency_s=latency_s,
@@ -98,33 +122,31 @@ def _measure(
     )
 
 
-def _latency(engine: TransferEngine, region: RegionRef, seconds: float) -> float:
+def _latency(source: _Source, seconds: float) -> float:
     local = np.zeros(_LATENCY_BYTES, np.uint8)
-    reads = [Read.into(contiguous(0, min(_LATENCY_BYTES, region.size_bytes)), local)]
-    engine.read(region, reads, timeout_s=_TIMEOUT_S)  # connects
+    reads = [Read.into(contiguous(0, min(_LATENCY_BYTES, source.region.size_bytes)), local)]
+    source.read(reads, _TIMEOUT_S)  # connects
     took: list[float] = []
     end_s = time.monotonic() + seconds
     while not took or (time.monotonic() < end_s and len(took) < _MAX_LATENCIES):
         began_s = time.perf_counter()
-        engine.read(region, reads, timeout_s=_TIMEOUT_S)
+        source.read(reads, _TIMEOUT_S)
         took.append(time.perf_counter() - began_s)
     return statistics.median(took)
 
 
-def _bandwidth(
-    engine: TransferEngine, region: RegionRef, num_streams: int, seconds: float
-) -> float:
+def _bandwidth(source: _Source, num_streams: int, seconds: float) -> float:
     """Bytes a second of all streams together, each reading the whole region again and again."""
-    length = region.size_bytes
+    length = source.region.size_bytes
 
     def run(_: int) -> int:
         local = np.zeros(length, np.uint8)
         reads = [Read.into(contiguous(0, length), local)]
-        engine.read(region, reads, timeout_s=_TIMEOUT_S)
+        source.read(reads, _TIMEOUT_S)
         ready.wait(_TIMEOUT_S)
         done = 0
         while time.monotonic() < began_s[0] + seconds:
-            engine.read(region, reads, timeout_s=max(_TIMEOUT_S, seconds))
+            source.read(reads, max(_TIMEOUT_S, seconds))
             done += length
         return done
 

@@ -103,16 +103,36 @@ def test_node_tells_its_region_and_measures_another(node: str, tmp_path: Path) -
     assert measured.transport == "shm"
 
 
+@pytest.mark.parametrize("scheme", ["shm", "tcp"])
+def test_with_a_secret_nodes_measure_by_it_and_others_by_the_grant(
+    tmp_path: Path, scheme: str
+) -> None:
+    settings: dict[str, Any] = {"unix_dir": tmp_path / "o", "secret": b"cluster"}
+    engine, other = TransferEngine(**settings), TransferEngine(**settings)
+    loop = Loop()
+    try:
+        reply = DataProbes(loop, engine, ["tcp"])._reply(None)
+        region = probe_region(engine)
+        with pytest.raises(Unavailable, match="capability"):
+            measure(region, (scheme,), FAST_S)
+        assert measure(region, (scheme,), FAST_S, grant=reply.grant).transport == scheme
+        assert measure(region, (scheme,), FAST_S, open_engine=other.sibling).transport == scheme
+    finally:
+        engine.close()
+        other.close()
+        loop.close()
+
+
 def test_node_measures_one_path_at_a_time(
     node: str, engine: TransferEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = probe_region(engine)
     begun, may_end = threading.Event(), threading.Event()
 
-    def slowly(*arguments: Any) -> PathMeasure:
+    def slowly(*arguments: Any, **settings: Any) -> PathMeasure:
         begun.set()
         assert may_end.wait(20)
-        return measure(*arguments, FAST_S)
+        return measure(*arguments, FAST_S, **settings)
 
     monkeypatch.setattr(data_probe, "measure", slowly)
     answers: list[DataProbeReply] = []

@@ -16,7 +16,7 @@ from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer.plan import PathView
 from daemons.transfer.slices import slice_bytes
-from daemons.transfer.transports import sockets, wire
+from daemons.transfer.transports import sockets
 from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch
 from daemons.transfer.transports.paths import CONNECT_TIMEOUT_S, Paths
 from daemons.transfer.transports.stream import StreamPool
