@@ -4,9 +4,11 @@ Both are kept when the process ends in whatever way, unless `segment.keep` is of
 guards both; it ends with the process.
 """
 
+import gc
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,16 +70,30 @@ def open_storage(config: SegmentSection, node: NodeId, on_lost: OnLost) -> Stora
     if not config.keep:
         return Storage(segment, replicas, None, path)
     header = IndexHeader(node, segment.slots.capacity_bytes, segment.slots.slab_bytes)
-    records = _read_index(index_path, header, on_lost)
+    with _no_collections():
+        _take_over(replicas, _read_index(index_path, header, on_lost), on_lost)
+        index = IndexLog(index_path, header, replicas)
+    replicas.keep_in(index)
+    return Storage(segment, replicas, index, path)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A million new objects without a cycle among them: the collector would look at them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _take_over(replicas: ReplicaTable, records: list[SealedRecord], on_lost: OnLost) -> None:
     num_lost = replicas.restore(records)
     if records:
         log.info("blocks taken over num=%d lost=%d", replicas.num_sealed, num_lost)
     if num_lost:
         on_lost("block", num_lost)
         log.warning("blocks lost num=%d why=their slots hold something else now", num_lost)
-    index = IndexLog(index_path, header, replicas)
-    replicas.keep_in(index)
-    return Storage(segment, replicas, index, path)
 
 
 def _reopen(config: SegmentSection, path: Path) -> Segment | None:
