@@ -10,9 +10,10 @@ def private_bytes(pids: Iterable[int]) -> int:
     return sum(_field_bytes(f"/proc/{pid}/smaps_rollup", field) for pid in pids for field in fields)
 
 
-def resident_bytes(pid: int) -> int:
-    """Resident size, in which pages that several processes map are counted by each; 0 when it is gone."""
-    return _field_bytes(f"/proc/{pid}/status", "VmRSS:")
+def proportional_bytes(pid: int) -> int:
+    """Its pages, of shared ones its share: over all that map them each counts once. 0 when it is gone."""
+    path = f"/proc/{pid}/smaps_rollup"
+    return _field_bytes(path, "Pss:") + _field_bytes(path, "SwapPss:")
 
 
 def _field_bytes(path: str, field: str) -> int:

@@ -27,6 +27,11 @@ DECODE_CONTEXT: Final = 512
 DECODE_TOKENS: Final = 96
 _FIRST_TOKEN_ID: Final = 16
 """Below it are the control tokens of most vocabularies."""
+_CHUNK_TOKENS: Final = 128
+"""Of a reused prompt, computed on average: what the last full block and the grid leave."""
+_SLOWER_TOKENS: Final = 8192
+_STEP_TOKENS: Final = 50
+_ROW_TOKENS: Final = 10
 _SETTLE_S: Final = 0.1
 """From the end of a request until the pool surely knows its blocks."""
 
@@ -95,9 +100,11 @@ class ServeBench:
     _prefill_rates: dict[str, list[float]] = field(init=False)
 
     def run(self, dtype: str) -> ServeResult:
-        self._first_tokens(
-            [self._tokens(128)] * 2
-        )  # the first request pays for what is made on first use
+        # The first request pays for what is made on first use; the second says how fast this machine is.
+        self._first_tokens([self._tokens(128)] * 2)
+        (probe,) = self._first_tokens([self._tokens(DECODE_CONTEXT)])
+        tok_s = probe.prompt_tokens / max(probe.ttft_s, 1e-6)
+        self.progress(f"this takes {about(estimate_s(self.plan, tok_s))}")
         rows = list(self._rows())
         decode = {str(batch): self._decode_rate(batch) for batch in self.plan.batches}
         return ServeResult(
@@ -163,6 +170,26 @@ class ServeBench:
     def _tokens(self, count: int) -> list[int]:
         ids = range(_FIRST_TOKEN_ID, self.plan.vocab_size)
         return self._random.choices(ids, k=count)
+
+
+def estimate_s(plan: ServePlan, tok_s: float) -> float:
+    """How long a plan takes where a prompt is computed at `tok_s`; longer prompts are a little slower a token."""
+    pairs = [(prefix, suffix) for prefix in plan.prefixes for suffix in plan.suffixes]
+    cold_tokens = sum((prefix + suffix) * (1 + prefix / _SLOWER_TOKENS) for prefix, suffix in pairs)
+    reused_tokens = sum(_CHUNK_TOKENS + suffix for _, suffix in pairs)
+    decode_tokens = sum(plan.batches) * DECODE_CONTEXT
+    # A decode step costs about what so many tokens of a prompt do: reading all weights, then a little a row.
+    step_tokens = sum(_STEP_TOKENS + _ROW_TOKENS * batch for batch in plan.batches) * DECODE_TOKENS
+    settle_s = (2 * len(pairs) + sum(plan.batches)) * _SETTLE_S
+    computed = cold_tokens + reused_tokens + decode_tokens + step_tokens
+    return plan.repeats * (computed / tok_s + settle_s)
+
+
+def about(seconds: float) -> str:
+    """As coarse as it is known."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    return f"about {round(seconds / 60)} min"
 
 
 def joint_rate(timed: list[tuple[float, Answer]]) -> float:

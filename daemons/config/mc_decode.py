@@ -34,6 +34,8 @@ class DecodeSection(Section, frozen=True, kw_only=True):
     pull_workers: Count = 1
     prefill_timeout_s: Seconds = 120.0
     """A prefill that has not ended after this, its time in the queue included, has failed."""
+    drain_s: Seconds = 25.0
+    """Requests that are still here so long after SIGTERM are cut; the unit's TimeoutStopSec must be longer."""
     publish: bool = True
     """Offer the blocks of answers to the pool, where the canary found them canonical."""
 

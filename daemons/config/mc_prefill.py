@@ -33,6 +33,8 @@ class PrefillSection(Section, frozen=True, kw_only=True):
     """KV that nobody pulled is given up after this."""
     ready_group_bytes: Count = 1_048_576
     """KV is announced to the decode node once this much of a layer group is there."""
+    drain_s: Seconds = 25.0
+    """Prompts that are still here so long after SIGTERM are cut; the unit's TimeoutStopSec must be longer."""
     publish: bool = True
     """Offer new blocks to the pool."""
 

@@ -19,6 +19,7 @@ class DecodeApp:
     """One model replica; see the module."""
 
     def __init__(self, config: DecodeConfig) -> None:
+        self._config = config
         self._node = InstanceNode("decode", config, self._handle)
         self.loop = self._node.loop
         self._channels = ChannelPool(self.loop)
@@ -51,7 +52,7 @@ class DecodeApp:
     def drain(self) -> None:
         """Take no more requests; leave once those here have their last token."""
         self._requests.is_draining = True
-        self._node.drain(lambda: self._requests.num_live)
+        self._node.drain(lambda: self._requests.num_live, self._config.decode.drain_s)
 
     def close(self) -> None:
         self._node.stop_serving()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -33,9 +34,6 @@ from daemons.text.tokenizer import Tokenizer, load_tokenizer
 from daemons.transfer import host_id
 
 logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-
-DRAIN_S: Final = 30
-"""Streams that still run so long after SIGTERM are cut."""
 
 LEAVE_S: Final = 2.0
 
@@ -123,7 +121,7 @@ class GatewayApp:
                 log_config=None,
                 proxy_headers=False,
                 server_header=False,
-                timeout_graceful_shutdown=DRAIN_S,
+                timeout_graceful_shutdown=math.ceil(self._config.http.drain_s),
                 timeout_keep_alive=60,
                 ws="none",
             )

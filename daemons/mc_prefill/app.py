@@ -55,7 +55,7 @@ class PrefillApp:
     def drain(self) -> None:
         """Take no more prompts; leave once those here were computed and pulled."""
         self._jobs.is_draining = True
-        self._node.drain(lambda: self._jobs.num_live)
+        self._node.drain(lambda: self._jobs.num_live, self._config.prefill.drain_s)
 
     def close(self) -> None:
         self._node.stop_serving()

@@ -26,9 +26,6 @@ from daemons.service.secret import read_secret
 from daemons.transfer import TransferEngine, host_id
 from daemons.transfer.topology import host_devices
 
-DRAIN_S: Final = 25.0
-"""What still runs so long after SIGTERM is cut."""
-
 _DRAIN_POLL_S: Final = 0.05
 
 
@@ -81,9 +78,9 @@ class InstanceNode:
             f"live={num_live} master={'joined' if is_joined else 'away'}"
         )
 
-    def drain(self, num_live: Callable[[], int]) -> None:
-        """Leave the cluster, then stop the loop once nothing lives here any more, or DRAIN_S have passed."""
-        deadline_s = self.loop.clock() + DRAIN_S
+    def drain(self, num_live: Callable[[], int], drain_s: float) -> None:
+        """Leave the cluster, then stop the loop once nothing lives here any more, or `drain_s` have passed."""
+        deadline_s = self.loop.clock() + drain_s
 
         def check() -> None:
             if not num_live() or self.loop.clock() > deadline_s:

@@ -11,10 +11,12 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import ConfigError, McError, NotFound, Unavailable
 from daemons.core.units import format_duration, format_size, parse_size
+from daemons.protocol.node import ModelDescription
 from daemons.transfer.transports.rdma import why_unavailable
 from mcctl import model_store, render, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
-from mcctl.commands import new_app
+from mcctl.cluster_record import running_record
+from mcctl.commands import check_dtype, new_app
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
 from mcctl.render import Column
@@ -43,7 +45,9 @@ def _noun() -> None:
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16 (default) or float32; of a cluster of its own.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 3,
     prefix: Annotated[
         list[int] | None, typer.Option(min=1, help="Shared tokens; may be repeated.")
@@ -51,42 +55,54 @@ def serve(
     suffix: Annotated[
         list[int] | None, typer.Option(min=1, help="New tokens; may be repeated.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two lengths, once.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two lengths, once: half a minute, not many.")
+    ] = False,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also measure plain transformers on this host.")
     ] = False,
     endpoint_http: Annotated[
         str | None,
-        typer.Option(help="Gateway of a running cluster; one of its own otherwise.", metavar="URL"),
+        typer.Option(help="Gateway of a running cluster.", metavar="URL"),
     ] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="Start a cluster for it even where one is up.")
+    ] = False,
 ) -> None:
     """Cold and reused TTFT, what of it is not model compute, prefill and decode rates.
+
+    Measures the cluster of `mcctl cluster up` if it is up and serves what is asked for, else one of its own.
 
     \b
     Example: mcctl bench serve --oracle --output json
     Example: mcctl bench serve --prefix 2048 --suffix 64 --endpoint-http http://127.0.0.1:8000
     """
+    if dtype is not None:
+        check_dtype(dtype)
     is_json = settings_of(context).output == "json"
     shape = _shape(quick, repeats, prefix, suffix)
     with render.progress("preparing") as progress:
-        if endpoint_http is not None:
-            served = _served(endpoint_http, model)
-            vocab_size = _vocabulary(settings_of(context).master, served)
-            plan = ServePlan(model=served, vocab_size=vocab_size, **shape)
-            result = _measure(endpoint_http, plan, "as served", progress)
+        url = endpoint_http or (None if own else _local_url(model, dtype, progress))
+        if url is not None:
+            served = _served(url, model)
+            described = _described(settings_of(context).master, served)
+            plan = ServePlan(model=served, vocab_size=_vocabulary(described), **shape)
+            as_served = described.dtype if described is not None else "as served"
+            result = _measure(url, plan, as_served, progress)
         else:
+            dtype = dtype or "bfloat16"
             path = (
                 model_store.fetch(model, progress)
                 if model in model_store.CATALOG
                 else model_store.find_model(model)
             )
             with LocalCluster.temporary(ClusterOptions(model=path, dtype=dtype)) as cluster:
-                vocab_size = _vocabulary(cluster.master, path.name)
+                vocab_size = _vocabulary(_described(cluster.master, path.name))
                 plan = ServePlan(model=path.name, vocab_size=vocab_size, **shape)
                 result = _measure(cluster.url, plan, dtype, progress)
         if oracle:
             progress("measuring plain transformers")
-            answer = run_oracle(model_store.find_model(model), dtype, plan)
+            answer = run_oracle(model_store.find_model(model), _oracle_dtype(result), plan)
             result = msgspec.structs.replace(result, oracle=answer)
     _show(result, on_stderr=is_json)
     if is_json:
@@ -189,12 +205,40 @@ def _served(url: str, wanted: str) -> str:
     raise NotFound(f"{url} does not serve {name}; it serves: {', '.join(served) or 'nothing'}")
 
 
-def _vocabulary(master: str, model: str) -> int:
+def _local_url(model: str, dtype: str | None, progress: model_store.Progress) -> str | None:
+    """Of the cluster that is up, where it serves what is meant; None, and why, where it does not."""
+    record = running_record()
+    if record is None:
+        return None
+    try:
+        served = _served(record.url, model)
+    except McError as error:
+        progress(f"not the cluster that is up: {error.message}; starting one of its own beside it")
+        return None
+    described = _described(record.master, served)
+    if dtype is not None and described is not None and described.dtype != dtype:
+        progress(
+            f"not the cluster that is up: it runs {described.dtype}; starting one of its own beside it"
+        )
+        return None
+    progress(f"measuring the cluster that is up, {record.url}; --own starts another")
+    return record.url
+
+
+def _described(master: str, model: str) -> ModelDescription | None:
     try:
         with ClusterClient(master, 2.0) as client:
-            return next(m.vocab_size for m in client.models() if m.name == model)
-    except (McError, StopIteration):
-        return _SAFE_VOCABULARY
+            return next((m for m in client.models() if m.name == model), None)
+    except McError:
+        return None
+
+
+def _vocabulary(described: ModelDescription | None) -> int:
+    return _SAFE_VOCABULARY if described is None else described.vocab_size
+
+
+def _oracle_dtype(result: ServeResult) -> str:
+    return result.dtype if result.dtype in ("bfloat16", "float32") else "bfloat16"
 
 
 _COLUMNS = [

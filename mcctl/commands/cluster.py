@@ -23,7 +23,7 @@ from mcctl.cluster_record import (
 from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.http_status import get_status
 from mcctl.local_cluster import LocalCluster
-from mcctl.process_memory import resident_bytes
+from mcctl.process_memory import proportional_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
 
@@ -37,6 +37,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     is_running: bool
     memory_bytes: int
+    """Of pages that several map, such as the pool's segments, its share: the sum over all daemons is what they use."""
     log: str
 
 
@@ -173,7 +174,7 @@ def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
             name=daemon.name,
             pid=daemon.process.pid if daemon.process else None,
             is_running=daemon.process is not None and daemon.process.is_alive,
-            memory_bytes=resident_bytes(daemon.process.pid) if daemon.process else 0,
+            memory_bytes=proportional_bytes(daemon.process.pid) if daemon.process else 0,
             log=daemon.log,
         )
         for daemon in record.daemons
@@ -197,11 +198,13 @@ def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
     output = settings_of(context).output
     render.emit(output, result, columns, daemons)
     if output == "table":
+        total = format_size(sum(d.memory_bytes for d in daemons))
         health = "serves" if result.is_healthy else "does NOT serve"
         render.show_facts(
             [
                 ("OpenAI API", f"{result.url}/v1 ({health}, model {result.model})"),
                 ("master", result.master),
+                ("memory", f"{total} in all, shared pages once"),
                 ("try", "mcctl request send --prompt 'What is a lighthouse?'"),
             ]
         )

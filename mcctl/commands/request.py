@@ -11,6 +11,7 @@ from daemons.core.errors import NotFound, Unavailable
 from daemons.core.units import format_duration, format_size
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.gateway_url import gateway_url
 from mcctl.openai_stream import Answer, Body, Mooncake, OpenAiClient
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
@@ -51,7 +52,10 @@ def send(
     raw: Annotated[
         bool, typer.Option("--raw", help="The text is a whole prompt, not a chat message.")
     ] = False,
-    url: Annotated[str | None, typer.Option(help="The gateway, e.g. http://10.0.0.1:8000.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="The gateway, e.g. http://10.0.0.1:8000; else the master knows one."),
+    ] = None,
 ) -> None:
     """Stream an answer to the terminal, then say what was reused and where it ran.
 
@@ -70,7 +74,8 @@ def send(
         body["kv_cache"] = "bypass"
     is_json = settings.output == "json"
     on_piece = (lambda _: None) if is_json else render.emit_text
-    with OpenAiClient(url or settings.url, timeout_s=max(_SILENCE_S, settings.wait_s)) as client:
+    where = gateway_url(settings, url)
+    with OpenAiClient(where, timeout_s=max(_SILENCE_S, settings.wait_s)) as client:
         body["model"] = model or _only_model(client)
         if raw:
             answer = client.complete(body | {"prompt": text}, on_piece)

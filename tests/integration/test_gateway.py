@@ -770,6 +770,23 @@ def test_drain_finishes_running_streams(tmp_path: Path) -> None:
             bench.http.get("/health")
 
 
+def test_drain_cuts_what_runs_longer_than_it_may(tmp_path: Path) -> None:
+    decode = ScriptedDecode("decode-a", says("d" * 290))
+    decode.interval_s = 0.1
+    with running_gateway(tmp_path, [decode], drain_s=1.0) as bench:
+        with bench.http.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as response:
+            events = response.iter_text()
+            next(events)
+            bench.app.loop.call_soon_threadsafe(bench.app.drain)
+            began_s = time.monotonic()
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                list(events)
+        bench.thread.join(10)
+        assert not bench.thread.is_alive()
+        assert 0.5 < time.monotonic() - began_s < 8
+    assert decode.cancelled
+
+
 def test_taken_port_is_one_line(bench: Bench, tmp_path: Path) -> None:
     port = int(bench.app.address.rsplit(":", 1)[1])
     config = GatewayConfig(models={MODEL: str(tmp_path / "model")}, http=HttpSection(port=port))

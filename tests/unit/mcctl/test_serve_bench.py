@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from mcctl.openai_stream import Answer, Body, Mooncake
-from mcctl.serve_bench import ServeBench, ServePlan, joint_rate
+from mcctl.serve_bench import ServeBench, ServePlan, about, estimate_s, joint_rate
 
 
 def _answer(times: list[float], tokens: int) -> Answer:
@@ -59,6 +59,21 @@ def _common(a: list[int], b: list[int]) -> int:
     return next(
         (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
+
+
+def test_estimate_grows_with_the_plan_and_is_said_coarsely() -> None:
+    quick = ServePlan(model="m", vocab_size=100, prefixes=(777, 2048), suffixes=(64,), repeats=1)
+    whole = ServePlan(model="m", vocab_size=100)
+    # 3000 tokens of cold prompts, 6700 to fill for decode, 288 steps worth 60 to 130: at 1000 tokens a second
+    assert estimate_s(quick, 1000.0) == pytest.approx(39, abs=4)
+    assert estimate_s(whole, 1000.0) > 5 * estimate_s(quick, 1000.0)
+    assert estimate_s(whole, 2000.0) < estimate_s(whole, 1000.0)
+    assert [about(s) for s in (1.0, 41.0, 89.0, 400.0)] == [
+        "about 5 s",
+        "about 40 s",
+        "about 90 s",
+        "about 7 min",
+    ]
 
 
 def test_rows_hold_exact_lengths_and_what_is_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
