@@ -58,7 +58,11 @@ class CachenodeApp:
             secret=read_secret(config.transfer.secret_file),
         )
         self._devices = host_devices(wants_rdma="rdma" in config.transfer.transports)
-        self._storage = open_storage(config.segment, self._node, self._on_lost)
+        try:
+            self._storage = open_storage(config.segment, self._node, self._on_lost)
+        except BaseException:
+            self._engine.close()  # or its socket's file stays
+            raise
         self._segment, self._replicas = self._storage.segment, self._storage.replicas
         self._is_closed = threading.Event()
         if not config.segment.prefault:

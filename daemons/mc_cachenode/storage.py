@@ -4,6 +4,7 @@ Both are kept when the process ends in whatever way, unless `segment.keep` is of
 guards both; it ends with the process.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -18,7 +19,7 @@ from daemons.core.errors import TransferError
 from daemons.core.ids import NodeId
 from daemons.core.units import format_size
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.store.index_format import IndexHeader, IndexReader, SealedRecord, replay
+from daemons.store.index_format import IndexContents, IndexHeader, IndexReader, replay
 from daemons.store.index_log import IndexLog
 from daemons.store.segment import SLOT_ALIGN, Segment
 from daemons.transfer import prefault, reopen_shared
@@ -48,6 +49,12 @@ class Storage:
                 self.replicas.num_sealed,
             )
         self.segment.close()
+        _remove_if_empty(self.path.parent)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def segment_path(config: SegmentSection, node: NodeId) -> Path:
@@ -87,9 +94,11 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _take_over(replicas: ReplicaTable, records: list[SealedRecord], on_lost: OnLost) -> None:
-    num_lost = replicas.restore(records)
-    if records:
+def _take_over(replicas: ReplicaTable, contents: IndexContents, on_lost: OnLost) -> None:
+    for record in contents.cleared:
+        replicas.remember_clear(record.filter, record.at_ms)
+    num_lost = replicas.restore(list(contents.live.values()))
+    if contents.live:
         log.info("blocks taken over num=%d lost=%d", replicas.num_sealed, num_lost)
     if num_lost:
         on_lost("block", num_lost)
@@ -111,24 +120,28 @@ def _create(config: SegmentSection, path: Path) -> Segment:
     def report(done: int, total: int) -> None:
         log.info("segment allocated=%s of=%s", format_size(done), format_size(total))
 
-    return Segment.create(size_bytes(config.size, "segment.size"), path, progress=report)
+    try:
+        return Segment.create(size_bytes(config.size, "segment.size"), path, progress=report)
+    except BaseException:
+        _remove_if_empty(path.parent)
+        raise
 
 
-def _read_index(path: Path, header: IndexHeader, on_lost: OnLost) -> list[SealedRecord]:
+def _read_index(path: Path, header: IndexHeader, on_lost: OnLost) -> IndexContents:
     """Whatever the file holds, only what verifies is returned; what does not is logged and counted."""
     try:
         reader = IndexReader(path.read_bytes(), header)
     except FileNotFoundError:
-        return []
+        return IndexContents()
     except (OSError, TransferError) as error:
         on_lost("index", 1)
         log.warning("segment starts empty path=%s why=%s", path, error)
-        return []
-    records = list(replay(reader).values())
+        return IndexContents()
+    contents = replay(reader)
     if reader.num_bad_records:
         on_lost("record", reader.num_bad_records)
         log.warning("index records passed over path=%s num=%d", path, reader.num_bad_records)
     if reader.cut_bytes:
         on_lost("tail", 1)
         log.warning("index cut path=%s bytes=%d", path, reader.cut_bytes)
-    return records
+    return contents

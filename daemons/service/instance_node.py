@@ -51,15 +51,19 @@ class InstanceNode:
             transports=config.transfer.transports,
             secret=read_secret(config.transfer.secret_file),
         )
-        self._server = Server(self.loop, config.node.listen, self._hello, handle)
-        self.instance = open_instance(config.model, config.engine, self.transfer)
+        try:
+            self._server = Server(self.loop, config.node.listen, self._hello, handle)
+            self._metrics = MetricsServer(config.node.metrics)
+            self.instance = open_instance(config.model, config.engine, self.transfer)
+        except BaseException:
+            self.transfer.close()  # or its socket's file stays
+            raise
         self._probes = DataProbes(self.loop, self.transfer, config.transfer.transports)
-        self._metrics: MetricsServer | None = None
         self._link: MasterLink | None = None
 
     def join(self, load: Callable[[], InstanceLoad], registry: CollectorRegistry) -> None:
         """Serve /metrics, and tell the master that this node is there."""
-        self._metrics = MetricsServer(self._config.node.metrics, registry)
+        self._metrics.show(registry)
         endpoint = self._config.master.endpoint
         self._link = MasterLink(self.loop, endpoint, self._describe, load=load)
 
@@ -98,8 +102,7 @@ class InstanceNode:
         self._server.close()
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
+        self._metrics.close()
         self.instance.close()
         self.transfer.close()
         self.loop.close()
@@ -127,7 +130,7 @@ class InstanceNode:
             data=self.transfer.address,
             model=self.instance.model,
             capacity_tokens=self.instance.arena.capacity_tokens,
-            metrics=self._metrics.address if self._metrics is not None else "",
+            metrics=self._metrics.address,
             devices=host_devices(wants_rdma="rdma" in self._config.transfer.transports),
             ticks_ms=self.transfer.ticks_ms(),
         )

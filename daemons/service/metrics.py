@@ -1,17 +1,36 @@
 """/metrics of a daemon: a Prometheus registry of its own, served by a small thread."""
 
-from prometheus_client import CollectorRegistry, start_http_server
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.registry import Collector
 
 from daemons.core.errors import ConfigError
 
 _MAX_PORT = 65535
 
 
-class MetricsServer:
-    """Binds at once. `listen` is host:port, port 0 for a free one; empty serves nothing."""
+class _Shown(Collector):
+    """Whatever registry there is by now."""
 
-    def __init__(self, listen: str, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry | None) -> None:
+        self.registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        return () if self.registry is None else self.registry.collect()
+
+
+class MetricsServer:
+    """Binds at once. `listen` is host:port, port 0 for a free one; empty serves nothing.
+
+    Without a registry yet nothing is shown until `show` brings one: an address is taken before what takes long.
+    """
+
+    def __init__(self, listen: str, registry: CollectorRegistry | None = None) -> None:
         self.address = ""
+        self._shown = _Shown(registry)
+        served = CollectorRegistry()
+        served.register(self._shown)
         self._server = None
         if not listen:
             return
@@ -19,12 +38,15 @@ class MetricsServer:
         if not port.isdigit() or int(port) > _MAX_PORT or not host:
             raise ConfigError(f"`node.metrics`: {listen!r} is not host:port; empty turns it off")
         try:
-            self._server, self._thread = start_http_server(int(port), addr=host, registry=registry)
+            self._server, self._thread = start_http_server(int(port), addr=host, registry=served)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {listen}: {error.strerror}; choose another `node.metrics`"
             ) from None
         self.address = f"{host}:{self._server.server_port}"
+
+    def show(self, registry: CollectorRegistry) -> None:
+        self._shown.registry = registry
 
     def close(self) -> None:
         if self._server is not None:

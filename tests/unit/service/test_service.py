@@ -111,6 +111,20 @@ def test_metrics_are_served_and_a_bad_address_is_said() -> None:
     assert MetricsServer("", registry).address == ""
 
 
+def test_metrics_address_is_taken_before_there_is_anything_to_show() -> None:
+    server = MetricsServer("127.0.0.1:0")
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5) as answer:
+            assert answer.read() == b""
+        registry = CollectorRegistry()
+        Counter("things", "Things", registry=registry).inc(3)
+        server.show(registry)
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5) as answer:
+            assert b"things_total 3.0" in answer.read()
+    finally:
+        server.close()
+
+
 class FakeMaster:
     """A real server that answers as the test says."""
 
