@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NewType
 
-from daemons.core.units import MIB
+from daemons.core.units import KIB, MIB
 from daemons.transfer.slices import Slice
 
 BatchId = NewType("BatchId", int)
@@ -34,7 +34,7 @@ Ticket = NewType("Ticket", int)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A way to the peer. `bytes_per_s` is the link's speed: what is assumed until it was measured."""
+    """A way to the peer. `bytes_per_s` is the link's speed; what share of it is reached is learnt from all paths."""
 
     name: str
     bytes_per_s: float = 1.25e9
@@ -50,9 +50,11 @@ class PathPolicy:
     rate_weight: float = 0.25
     """Of a new measurement in the moving average."""
     sample_bytes: int = MIB
-    """Carried before a rate is believed: a small slice measures the latency."""
+    """Carried before a rate is believed."""
+    sample_slice_bytes: int = 256 * KIB
+    """Shorter slices measure the latency."""
     forget_s: float = 5.0
-    """An unused path's rate goes back to the link's speed with this time constant, so that it is tried again."""
+    """An unused path's rate goes back to what is assumed with this time constant, so that it is tried again."""
     pause_s: float = 0.25
     max_pause_s: float = 30.0
     max_attempts: int = 4
@@ -100,7 +102,8 @@ class PathView:
 @dataclass(slots=True, eq=False)
 class _Path:
     path: Path
-    rate: float
+    rate: float | None = None
+    """As measured."""
     outstanding_bytes: int = 0
     num_in_flight: int = 0
     num_failures: int = 0
@@ -128,13 +131,15 @@ class _Path:
             return "up"
         return "paused" if now_s < self.paused_until_s else "due"
 
-    def current_rate(self, policy: PathPolicy, now_s: float) -> float:
-        if self.num_in_flight or self.last_used_s == -math.inf:
+    def current_rate(self, policy: PathPolicy, now_s: float, efficiency: float) -> float:
+        """`efficiency` is how much of a link's speed the best path reaches."""
+        assumed = self.path.bytes_per_s * efficiency
+        if self.rate is None:
+            return assumed
+        if self.num_in_flight:
             return self.rate
         idle_s = max(now_s - self.last_used_s, 0.0)
-        return self.rate + (self.path.bytes_per_s - self.rate) * -math.expm1(
-            -idle_s / policy.forget_s
-        )
+        return self.rate + (assumed - self.rate) * -math.expm1(-idle_s / policy.forget_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +179,8 @@ class PathBook:
     def __init__(self, paths: Sequence[Path], policy: PathPolicy | None = None) -> None:
         assert paths, "a peer without a path cannot be asked for anything"
         self._policy = policy or PathPolicy()
-        self._paths = {path.name: _Path(path, path.bytes_per_s) for path in paths}
+        self._paths = {path.name: _Path(path) for path in paths}
+        self._efficiency = 1.0
         self._batches: dict[BatchId, _Batch] = {}
         self._flights: dict[Ticket, _Flight] = {}
         self._batch_ids = itertools.count(1)
@@ -215,10 +221,14 @@ class PathBook:
         path = flight.path
         path.carried_bytes += flight.work.slice.length
         path.sample_bytes += flight.work.slice.length
+        if flight.work.slice.length < self._policy.sample_slice_bytes:
+            path.sample_bytes, path.sample_s = 0, 0.0
         if path.sample_bytes >= self._policy.sample_bytes and path.sample_s > 0:
             rate, weight = path.sample_bytes / path.sample_s, self._policy.rate_weight
-            path.rate += weight * (rate - path.rate)
+            path.rate = rate if path.rate is None else path.rate + weight * (rate - path.rate)
             path.sample_bytes, path.sample_s = 0, 0.0
+            measured = [(p.rate, p.path.bytes_per_s) for p in self._paths.values() if p.rate]
+            self._efficiency = max(rate / speed for rate, speed in measured)
         if flight.is_trial:
             path.pause_s = 0.0
         return self._end_if_over(flight.batch)
@@ -271,7 +281,7 @@ class PathBook:
             PathView(
                 name=p.path.name,
                 state=p.state(now_s),
-                bytes_per_s=p.current_rate(self._policy, now_s),
+                bytes_per_s=self._rate(p, now_s),
                 outstanding_bytes=p.outstanding_bytes,
                 num_in_flight=p.num_in_flight,
                 num_failures=p.num_failures,
@@ -289,7 +299,7 @@ class PathBook:
             assert path.outstanding_bytes == sum(f.work.slice.length for f in mine)
             assert path.has_trial == any(f.is_trial for f in mine)
             assert 0 <= path.pause_s <= self._policy.max_pause_s
-            assert path.rate > 0
+            assert path.rate is None or path.rate > 0
         for batch in self._batches.values():
             mine = [f for f in self._flights.values() if f.batch is batch]
             assert batch.num_in_flight == len(mine)
@@ -323,17 +333,19 @@ class PathBook:
 
     def _cost(self, path: _Path, batch: _Batch, work: _Work, now_s: float) -> float:
         """Seconds until the slice would be there, as if a far path were so many times slower."""
-        seconds = (path.outstanding_bytes + work.slice.length) / path.current_rate(
-            self._policy, now_s
-        )
+        seconds = (path.outstanding_bytes + work.slice.length) / self._rate(path, now_s)
         is_far = bool(batch.near) and path.path.name not in batch.near
         return seconds * self._policy.far_penalty if is_far else seconds
+
+    def _rate(self, path: _Path, now_s: float) -> float:
+        return path.current_rate(self._policy, now_s, self._efficiency)
 
     def _send(self, batch: _Batch, work: _Work, path: _Path, now_s: float) -> Send:
         length, is_trial = work.slice.length, bool(path.pause_s)
         ticket = Ticket(next(self._tickets))
         self._flights[ticket] = _Flight(batch, work, path, is_trial)
-        path.rate = path.current_rate(self._policy, now_s)
+        if path.rate is not None:
+            path.rate = self._rate(path, now_s)
         if not path.num_in_flight:
             path.busy_since_s = now_s
         path.last_used_s = now_s

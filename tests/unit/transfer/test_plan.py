@@ -245,3 +245,24 @@ def test_path_that_cannot_be_connected_is_paused_and_longer_each_time() -> None:
     assert [view.pause_s for view in book.views(0.5)] == [1.0, 0.0]
     book.blame("a", 1.5)
     assert [view.pause_s for view in book.views(1.5)] == [2.0, 0.0]
+
+
+def test_short_slices_say_nothing_of_the_rate() -> None:
+    book = PathBook([Path("a", 10e9), Path("b", 10e9)])
+    now_s = 0.0
+    batch = book.submit(pieces(4000, 1024))
+    while send := book.next(now_s, batch, {"a": True}):
+        now_s += 1e-4  # 10 MB/s
+        book.completed(send.ticket, now_s)
+    assert [view.bytes_per_s for view in book.views(now_s)] == [10e9, 10e9]
+
+
+def test_path_not_measured_is_taken_to_be_as_good_as_the_best_measured_one() -> None:
+    book = PathBook([Path("a", 10e9), Path("b", 20e9)])
+    batch = book.submit(pieces(4))
+    send = book.next(0.0, batch, {"a": True})
+    assert send is not None
+    book.completed(send.ticket, MIB / 1e9)
+    rates = {view.name: view.bytes_per_s for view in book.views(MIB / 1e9)}
+    assert rates["a"] == pytest.approx(1e9), "a tenth of its link's speed"
+    assert rates["b"] == pytest.approx(2e9)
