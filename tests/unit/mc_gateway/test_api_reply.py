@@ -124,7 +124,7 @@ def test_end_without_the_nodes_account() -> None:
         (Rejected("x", retry_after_ms=1500), 429, 2),
         (Rejected("x"), 400, None),
         (NotFound("x"), 404, None),
-        (Exhausted("x"), 503, 1),
+        (Exhausted("x"), 429, 1),
         (Unavailable("x", retry_after_ms=5000), 503, 5),
         (TransferError("x"), 503, 1),
         (ProtocolError("x"), 500, None),
