@@ -1,0 +1,104 @@
+"""The index and the buckets together: which records live, counted per bucket. Guarded by the tier's lock."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from daemons.core.ids import BlockHash
+from daemons.store.block_table import NO_ROW
+from daemons.store.ssd.buckets import BucketSet
+from daemons.store.ssd.index import BlockIndex, Location
+from daemons.store.ssd.record import BlockRecord, Kind, Place, Tombstone, block_layout
+
+
+@dataclass(slots=True)
+class BlockMap:
+    """Every block is in one bucket; what a bucket counts as live is what the index points to."""
+
+    buckets: BucketSet
+    index: BlockIndex = field(default_factory=BlockIndex)
+
+    def get(self, block_hash: BlockHash) -> tuple[BlockRecord, Location] | None:
+        row = self.index.find(block_hash)
+        if row == NO_ROW:
+            return None
+        return self.index.block(row), self.index.location(row)
+
+    def put(self, block: BlockRecord, location: Location) -> None:
+        """The record is on disk; it takes the place of an earlier one of that name."""
+        self.drop([block.meta.hash])
+        self.index.add(block, location)
+        self._count(location.bucket, block, 1)
+
+    def move(self, block_hash: BlockHash, source: Location, target: Location) -> bool:
+        """To its copy, unless it went or was replaced in the meantime. Its uses begin again."""
+        row = self.index.find(block_hash)
+        if row == NO_ROW or self.index.location(row) != source:
+            return False
+        block = self.index.block(row)
+        self._count(source.bucket, block, -1)
+        self._count(target.bucket, block, 1)
+        self.index.move(row, target)
+        self.index.forget_uses(row)
+        return True
+
+    def drop(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
+        """Those that were there."""
+        return [block_hash for block_hash in hashes if self._drop(block_hash)]
+
+    def drop_namespace(self, namespace: bytes | None, until: int) -> list[BlockHash]:
+        return self._drop_rows(self.index.rows_in_namespace(namespace, until))
+
+    def drop_bucket(self, bucket_id: int) -> list[BlockHash]:
+        return self._drop_rows(self.index.rows_in_bucket(bucket_id))
+
+    def replay(self, bucket_id: int, place: Place, record: BlockRecord | Tombstone) -> None:
+        """At start, in the order the records were written."""
+        if isinstance(record, BlockRecord):
+            self.put(record, Location(bucket_id, place.offset, place.sequence))
+            return
+        self.buckets.by_id[bucket_id].has_tombstones |= not record.is_empty
+        if record.kind is Kind.DELETES:
+            self.drop(key for key in record.keys if self._is_older(key, record.until))
+        else:
+            everything = record.kind is Kind.CLEAR_ALL
+            self.drop_namespace(None if everything else record.namespace, record.until)
+
+    def check_invariants(self) -> None:
+        """For tests. O(n)."""
+        self.index.check_invariants()
+        live: dict[int, list[int]] = {bucket_id: [] for bucket_id in self.buckets.by_id}
+        for row in self.index.rows():
+            location, size = self.index.location(row), self.index.num_record_bytes(row)
+            live[location.bucket].append(size)
+            assert location.offset + size <= self.buckets.by_id[location.bucket].used_bytes
+        for bucket_id, bucket in self.buckets.by_id.items():
+            assert (bucket.num_live, bucket.live_bytes) == (
+                len(live[bucket_id]),
+                sum(live[bucket_id]),
+            )
+            assert bucket.live_bytes <= bucket.used_bytes <= bucket.file_bytes
+        assert list(self.buckets.by_id) == sorted(self.buckets.by_id)
+
+    def _is_older(self, block_hash: BlockHash, until: int) -> bool:
+        row = self.index.find(block_hash)
+        return row != NO_ROW and self.index.location(row).sequence < until
+
+    def _drop(self, block_hash: BlockHash) -> bool:
+        row = self.index.find(block_hash)
+        if row == NO_ROW:
+            return False
+        self._drop_rows([row])
+        return True
+
+    def _drop_rows(self, rows: list[int]) -> list[BlockHash]:
+        dropped = []
+        for row in rows:
+            dropped.append(self.index.hash_of(row))
+            self._count(self.index.location(row).bucket, self.index.block(row), -1)
+            self.index.remove(row)
+        return dropped
+
+    def _count(self, bucket_id: int, block: BlockRecord, sign: int) -> None:
+        bucket = self.buckets.by_id[bucket_id]
+        bucket.num_live += sign
+        bucket.live_bytes += sign * block_layout(block)[1]
