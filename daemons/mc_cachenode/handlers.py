@@ -10,10 +10,18 @@ from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import PullOutcome, PullTask, is_intact, pull, refusal
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable
+from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.base import Ping
-from daemons.protocol.block import BadReplica, FreeBlocks, Put, PutBlock, PutReply, PutStatus
+from daemons.protocol.block import (
+    BadReplica,
+    FreeBlocks,
+    Put,
+    PutBlock,
+    PutReply,
+    PutStatus,
+    RememberClear,
+)
 from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
 from daemons.protocol.request import DataProbe
@@ -89,6 +97,8 @@ class CachenodeHandlers:
         match notice:
             case FreeBlocks():
                 self.free(notice.hashes, "master")
+            case RememberClear():
+                self._parts.replicas.remember_clear(notice.filter, wall_ms())
             case BadReplica():
                 self._verify(notice)
 

@@ -6,18 +6,19 @@ IndexLog what is sealed and freed here is recorded, and `flush` is called before
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
-from daemons.protocol.block import BlockMeta, SealedBlock
-from daemons.store.index_format import SealedRecord
+from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock, Tombstone
+from daemons.store.index_format import ClearedRecord, SealedRecord
 from daemons.store.index_log import IndexLog
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
 from daemons.store.segment import Segment
+from daemons.store.tombstones import Tombstones
 
 VERSION = 1
 """Of a content-hashed block: its bytes never change, so neither does this."""
@@ -39,15 +40,15 @@ class Replica:
     num_layers: int
     state: Literal["writing", "sealed", "gone"] = "writing"
     seal_checksum: int = 0
-    created_s: int = 0
-    """When it was sealed, in seconds since 1970; kept over restarts."""
+    created_ms: int = 0
+    """When it was sealed, since 1970; kept over restarts."""
 
     @property
     def trailer_bytes(self) -> int:
         return trailer_length(self.num_layers)
 
-    def describe(self) -> SealedBlock:
-        """What the master is told."""
+    def describe(self, age_ms: int = 0) -> SealedBlock:
+        """What the master is told; the index keeps the time itself."""
         return SealedBlock(
             meta=self.meta,
             offset=self.offset,
@@ -56,6 +57,7 @@ class Replica:
             version=VERSION,
             seal_checksum=self.seal_checksum,
             num_layers=self.num_layers,
+            age_ms=age_ms,
         )
 
 
@@ -67,6 +69,7 @@ class ReplicaTable:
         self._replicas: OrderedDict[BlockHash, Replica] = OrderedDict()
         self._num_writing = 0
         self._index: IndexLog | None = None
+        self._tombstones = Tombstones()
 
     def restore(self, records: Sequence[SealedRecord]) -> int:
         """Take over what an earlier process sealed in this segment; how many of the records were not true.
@@ -74,7 +77,7 @@ class ReplicaTable:
         Of two that claim one place the later is right. Looks at trailers only: readers verify the payloads, and
         what they find bad is dropped then.
         """
-        by_age = sorted(records, key=lambda record: record.created_s)
+        by_age = sorted(records, key=lambda record: record.created_ms)
         found = [replica for record in by_age if (replica := self._find(record)) is not None]
         found.reverse()
         granted = self.segment.slots.restore((r.offset, r.length + r.trailer_bytes) for r in found)
@@ -92,6 +95,28 @@ class ReplicaTable:
         if self._index is not None:
             self._index.flush()
 
+    def report(self, replicas: Iterable[Replica]) -> list[SealedBlock]:
+        """Those of them that are sealed, as the master is told."""
+        now_ms = wall_ms()
+        return [r.describe(max(0, now_ms - r.created_ms)) for r in replicas if r.state == "sealed"]
+
+    def remember_clear(self, wanted: BlockFilter, at_ms: int) -> None:
+        """A tombstone for later masters; what it matches here is freed one by one."""
+        if self._tombstones.add(wanted, at_ms / 1000) and self._index is not None:
+            self._index.add_cleared(ClearedRecord(wanted, at_ms))
+            self._index.flush()
+
+    def tombstones(self) -> list[Tombstone]:
+        now_ms = wall_ms()
+        return [
+            Tombstone(filter=record.filter, age_ms=max(0, now_ms - record.at_ms))
+            for record in self.cleared()
+        ]
+
+    def cleared(self) -> list[ClearedRecord]:
+        self._tombstones.expire(wall_ms() / 1000)
+        return [ClearedRecord(wanted, round(at_s * 1000)) for wanted, at_s in self._tombstones]
+
     def hashes(self) -> list[BlockHash]:
         return [replica.meta.hash for replica in self.sealed()]
 
@@ -99,7 +124,7 @@ class ReplicaTable:
         replica = self._replicas.get(block_hash)
         if replica is None or replica.state != "sealed":
             return None
-        return SealedRecord(replica.describe(), replica.created_s)
+        return SealedRecord(replica.describe(), replica.created_ms)
 
     @property
     def num_sealed(self) -> int:
@@ -129,11 +154,11 @@ class ReplicaTable:
         assert replica.state == "writing"
         replica.state = "sealed"
         replica.seal_checksum = seal_checksum
-        replica.created_s = int(time.time())
+        replica.created_ms = wall_ms()
         self._num_writing -= 1
         sealed = replica.describe()
         if self._index is not None:
-            self._index.add_sealed(SealedRecord(sealed, replica.created_s))
+            self._index.add_sealed(SealedRecord(sealed, replica.created_ms))
         return sealed
 
     def abandon(self, replica: Replica) -> None:
@@ -200,6 +225,11 @@ class ReplicaTable:
         self.segment.free(replica.offset)
 
 
+def wall_ms() -> int:
+    """Since 1970: the one clock that goes on while a node is away."""
+    return time.time_ns() // 1_000_000
+
+
 def _replica_of(record: SealedRecord) -> Replica:
     block = record.block
     return Replica(
@@ -209,5 +239,5 @@ def _replica_of(record: SealedRecord) -> Replica:
         num_layers=block.num_layers,
         state="sealed",
         seal_checksum=block.seal_checksum,
-        created_s=record.created_s,
+        created_ms=record.created_ms,
     )

@@ -52,6 +52,8 @@ class Reporter:
         """Whether it went for being bad."""
         self._refused_puts = 0
         self._announcing: deque[BlockHash] = deque()
+        self._is_first = False
+        """Whether the next report begins an announcement."""
         self._sequence = 0
         self._life = 0
         """Counts announcements: a reply to a report of an earlier one means nothing."""
@@ -90,6 +92,7 @@ class Reporter:
         self._sealed.clear()
         self._freed.clear()
         self._announcing = deque(replica.meta.hash for replica in self._replicas.sealed())
+        self._is_first = True
         self._send()
 
     def _schedule(self) -> None:
@@ -124,16 +127,19 @@ class Reporter:
         slots = self._replicas.segment.slots
         self._sequence += 1
         refused, self._refused_puts = self._refused_puts, 0
+        cleared = self._replicas.tombstones() if self._is_first else []
+        self._is_first = False
         return Report(
             node=node,
             epoch=epoch,
             sequence=self._sequence,
-            sealed=[r.describe() for r in found if r is not None and r.state == "sealed"],
+            sealed=self._replicas.report(r for r in found if r is not None),
             freed=[block_hash for block_hash, is_bad in gone if not is_bad],
             bad=[block_hash for block_hash, is_bad in gone if is_bad],
             used_bytes=slots.used_bytes,
             capacity_bytes=slots.usable_bytes,
             refused_puts=refused,
+            cleared=cleared,
         )
 
     def _post(self) -> None:

@@ -113,19 +113,26 @@ class BlockHandlers:
                 return ReportReply(announce=True)
         if member.has_old_blocks:
             self._void(member)
-        self._record(report)
+        if report.cleared:
+            self._clearing.learn(report.cleared)
+        unwanted = self._record(report)
         member.next_sequence = report.sequence + 1
         member.used_bytes = report.used_bytes
         member.capacity_bytes = report.capacity_bytes
-        return ReportReply(victims=self._victims(member))
+        return ReportReply(victims=[*unwanted, *self._victims(member)])
 
-    def _record(self, report: Report) -> None:
-        """A report is frees first, then seals: a block that is in both was sealed again."""
+    def _record(self, report: Report) -> set[BlockHash]:
+        """A report is frees first, then seals: a block that is in both was sealed again.
+
+        Returns what was cleared while the node was away: it is not recorded, and the node is to free it.
+        """
         state = self._state
         directory = state.directory
         freed = directory.record_freed(report.node, report.freed)
         bad = directory.record_freed(report.node, report.bad)
-        sealed = directory.record_sealed(report.node, report.sealed, now_s=state.now_s())
+        unwanted = self._clearing.cleared_since(report.node, report.sealed)
+        wanted = [b for b in report.sealed if b.meta.hash not in unwanted]
+        sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s())
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
         state.metrics.refused_blocks.inc(report.refused_puts)
@@ -140,6 +147,7 @@ class BlockHandlers:
             )
         for block_hash in bad:
             self._removed(report.node, block_hash, "bad")
+        return unwanted
 
     def _void(self, member: Member) -> None:
         node = member.node

@@ -1,19 +1,37 @@
-"""ClearBlocks: the nodes are told what to free; the answer waits until they reported it, or shortly before its time."""
+"""ClearBlocks: the nodes are told what to free; the answer waits until they reported it, or shortly before its time.
 
-from collections.abc import Iterable
+A node that was away is told when it announces what was cleared meanwhile. A clear is remembered here and logged by
+every cache node, which tell it to the next master.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from daemons.core.errors import Exhausted
+from daemons.core.errors import Exhausted, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import ClearBlocks, ClearBlocksReply, FreeBlocks
+from daemons.protocol.block import (
+    BlockFilter,
+    ClearBlocks,
+    ClearBlocksReply,
+    FreeBlocks,
+    RememberClear,
+    SealedBlock,
+    Tombstone,
+)
 from daemons.rpc import Call, Timer
 from daemons.store import listing
+from daemons.store.tombstones import TTL_S, Tombstones
+
+log = logging.getLogger(__name__)
 
 MAX_CLEARS = 16
 NOTICE_BLOCKS = 4096
 ANSWER_EARLY_S = 0.2
 """So that the answer with what is left still arrives before the asker gives up."""
+_SKEW_S = 1.0
+"""Nodes hear of a clear one after the other; this far apart it is one."""
 
 
 @dataclass(slots=True)
@@ -34,6 +52,7 @@ class Clearing:
     def __init__(self, state: MasterState) -> None:
         self._state = state
         self._clears: list[_Clear] = []
+        self._tombstones = Tombstones()
 
     def start(self, call: Call, message: ClearBlocks) -> None:
         if len(self._clears) >= MAX_CLEARS:
@@ -47,6 +66,7 @@ class Clearing:
                 clear.lengths[node, block_hash] = length
                 clear.left_by_hash[block_hash] = clear.left_by_hash.get(block_hash, 0) + 1
         self._clears.append(clear)
+        self._remember(message.filter)
         for node, hashes in found.items():
             if not self._tell(node, hashes):
                 self.on_gone(node)
@@ -74,6 +94,37 @@ class Clearing:
                 self._finish(clear)
         return cleared
 
+    def learn(self, tombstones: Iterable[Tombstone]) -> None:
+        """What a node remembers of clears before this master; their blocks may have been announced by others."""
+        state = self._state
+        now_s = state.now_s()
+        for each in tombstones:
+            age_s = each.age_ms / 1000
+            if not 0 <= age_s <= TTL_S:
+                continue
+            older = BlockFilter(
+                model=each.filter.model,
+                tenant=each.filter.tenant,
+                hash_prefix=each.filter.hash_prefix,
+                node=each.filter.node,
+                older_than_s=age_s + (each.filter.older_than_s or 0.0),
+            )
+            try:
+                found = listing.select_replicas(state.directory, older, now_s=now_s)
+            except Rejected:
+                log.warning("tombstone passed over filter=%r", each.filter)
+                continue
+            if self._tombstones.add(each.filter, now_s - age_s, skew_s=_SKEW_S):
+                for node, hashes in found.items():
+                    self._tell(node, hashes)
+
+    def cleared_since(self, node: NodeId, sealed: Sequence[SealedBlock]) -> set[BlockHash]:
+        """Which of these were cleared after the node sealed them: it was away then."""
+        if not len(self._tombstones):
+            return set()
+        now_s, covers = self._state.now_s(), self._tombstones.covers
+        return {b.meta.hash for b in sealed if covers(node, b.meta, now_s - b.age_ms / 1000)}
+
     def on_gone(self, node: NodeId) -> None:
         """It is dead, has another life, or announces from nothing: no word on what it was told will come.
 
@@ -88,6 +139,15 @@ class Clearing:
     def close(self) -> None:
         for clear in list(self._clears):
             self._finish(clear)
+
+    def _remember(self, wanted: BlockFilter) -> None:
+        state = self._state
+        now_s = state.now_s()
+        self._tombstones.expire(now_s)
+        self._tombstones.add(wanted, now_s)
+        for member in state.membership:
+            if member.node.segments:
+                state.out.notify(member, RememberClear(filter=wanted))
 
     def _tell(self, node: NodeId, hashes: list[BlockHash]) -> bool:
         """False when it cannot be reached."""

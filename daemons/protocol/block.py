@@ -100,6 +100,24 @@ class LocateReply(Message, frozen=True, kw_only=True):
     """As in MatchReply, for the first replica of each block."""
 
 
+class BlockFilter(Record, frozen=True, kw_only=True):
+    """Which blocks an operator means; unset fields match all."""
+
+    model: str | None = None
+    tenant: str | None = None
+    hash_prefix: str | None = None
+    """Hex digits."""
+    older_than_s: float | None = None
+    node: NodeId | None = None
+
+
+class Tombstone(Record, frozen=True, kw_only=True):
+    """A clear that is past: what it matched and was sealed before it is not to come back."""
+
+    filter: BlockFilter
+    age_ms: int
+
+
 class SealedBlock(Record, frozen=True, kw_only=True):
     """A node's record of one sealed block in its segment."""
 
@@ -110,6 +128,8 @@ class SealedBlock(Record, frozen=True, kw_only=True):
     version: int
     seal_checksum: int
     num_layers: int
+    age_ms: int = 0
+    """Time since it was sealed, which may be in an earlier life of the node."""
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -128,6 +148,8 @@ class Report(Message, frozen=True, kw_only=True):
     refused_puts: int = 0
     bad: list[BlockHash] = msgspec.field(default_factory=list)
     """Freed as well, not listed there: the node found that their bytes are no longer what was sealed."""
+    cleared: list[Tombstone] = msgspec.field(default_factory=list)
+    """With the first report of an announcement: the clears this node remembers, for a master that is new."""
 
 
 class ReportReply(Message, frozen=True, kw_only=True):
@@ -143,23 +165,18 @@ class FreeBlocks(Message, frozen=True, kw_only=True):
     hashes: list[BlockHash]
 
 
+class RememberClear(Message, frozen=True, kw_only=True):
+    """Notice from the master to every cache node: this was cleared just now; log it, and tell later masters."""
+
+    filter: BlockFilter
+
+
 class BadReplica(Message, frozen=True, kw_only=True):
     """Reader to master, passed on to the node: this replica did not verify; the node checks before it drops it."""
 
     hash: BlockHash
     node: NodeId
     why: str
-
-
-class BlockFilter(Record, frozen=True, kw_only=True):
-    """Which blocks an operator means; unset fields match all."""
-
-    model: str | None = None
-    tenant: str | None = None
-    hash_prefix: str | None = None
-    """Hex digits."""
-    older_than_s: float | None = None
-    node: NodeId | None = None
 
 
 class ListBlocks(Message, frozen=True, kw_only=True):

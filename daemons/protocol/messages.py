@@ -23,6 +23,7 @@ from daemons.protocol.block import (
     MatchReply,
     Put,
     PutReply,
+    RememberClear,
     Report,
     ReportReply,
 )
@@ -105,7 +106,7 @@ Reply = (
     | PrefillReply
 )
 Part = Tokens | PrefillStarted | LayersReady
-Notice = FreeBlocks | BadReplica
+Notice = FreeBlocks | RememberClear | BadReplica
 Event = BlockStored | BlockRemoved | NodeJoined | NodeLeft
 Incoming = Reply | Part | Notice
 """What a client can receive on its connection."""

@@ -280,7 +280,7 @@ class Directory:
     def _record_one(self, number: int, sealed: SealedBlock, now_s: float) -> bool:
         row = self.blocks.row_by_hash.get(sealed.meta.hash)
         if row is None:
-            row = self.blocks.add(sealed.meta, now_s=now_s)
+            row = self.blocks.add(sealed.meta, now_s=now_s - sealed.age_ms / 1000)
             self.leases.add(row, now_s=now_s)
             self._touch_parents(row, now_s, 0.0)
         else:
@@ -437,8 +437,8 @@ def _check(block: SealedBlock) -> None:
         raise ProtocolError(f"a block hash has {HASH_BYTES} bytes, got {len(meta.hash)}")
     fits_32 = min(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) >= 0
     fits_32 &= max(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) < 1 << 31
-    fits_64 = min(block.offset, block.length, block.version, block.seal_checksum) >= 0
-    fits_64 &= max(block.offset, block.length) < 1 << 62
+    fits_64 = min(block.offset, block.length, block.version, block.seal_checksum, block.age_ms) >= 0
+    fits_64 &= max(block.offset, block.length, block.age_ms) < 1 << 62
     fits_64 &= max(block.version, block.seal_checksum) < 1 << 64
     if not (fits_32 and fits_64):
         raise ProtocolError(f"sealed block {meta.hash.hex()[:8]} has a number out of range")

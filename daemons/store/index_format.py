@@ -1,4 +1,4 @@
-"""What a node's index file holds: a header, then records of blocks sealed and freed, each with its own checksums.
+"""What a node's index file holds: a header, then records of what was sealed, freed, cleared, each with its checksums.
 
 Pure: bytes in, records out. A record that does not verify is passed over where its length can be trusted; where it
 cannot, the rest is cut. Whatever survives is only a claim: the trailer in the slot decides whether it is true.
@@ -7,12 +7,13 @@ cannot, the rest is cut. Whatever survives is only a claim: the trailer in the s
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import msgspec
 
 from daemons.core.errors import TransferError
 from daemons.core.ids import BlockHash
-from daemons.protocol.block import SealedBlock
+from daemons.protocol.block import BlockFilter, SealedBlock
 
 MAGIC = b"MCINDEX1"
 """The last character is the format's number: a file of another one is not read."""
@@ -34,8 +35,8 @@ class SealedRecord(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """The slot's bytes and trailer were complete before this was written."""
 
     block: SealedBlock
-    created_s: int
-    """Seconds since 1970, by this host's clock."""
+    created_ms: int
+    """Since 1970, by this host's clock."""
 
 
 class FreedRecord(msgspec.Struct, frozen=True, array_like=True, tag="f"):
@@ -45,7 +46,14 @@ class FreedRecord(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     offset: int
 
 
-IndexRecord = SealedRecord | FreedRecord
+class ClearedRecord(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """A range tombstone, to be told to masters that do not know of it; the frees it led to are recorded too."""
+
+    filter: BlockFilter
+    at_ms: int
+
+
+IndexRecord = SealedRecord | FreedRecord | ClearedRecord
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(IndexHeader).decode
 _decode_record = msgspec.msgpack.Decoder(IndexRecord).decode
@@ -107,9 +115,17 @@ class IndexReader:
         return end
 
 
-def replay(records: IndexReader) -> dict[BlockHash, SealedRecord]:
-    """What is there after all of them; in no useful order once the file was compacted."""
-    live: dict[BlockHash, SealedRecord] = {}
+@dataclass(slots=True)
+class IndexContents:
+    """What is there after all records; in no useful order once the file was compacted."""
+
+    live: dict[BlockHash, SealedRecord] = field(default_factory=dict)
+    cleared: list[ClearedRecord] = field(default_factory=list)
+
+
+def replay(records: IndexReader) -> IndexContents:
+    contents = IndexContents()
+    live = contents.live
     for record in records:
         match record:
             case SealedRecord():
@@ -119,7 +135,9 @@ def replay(records: IndexReader) -> dict[BlockHash, SealedRecord]:
                 found = live.get(record.hash)
                 if found is not None and found.block.offset == record.offset:
                     del live[record.hash]
-    return live
+            case ClearedRecord():
+                contents.cleared.append(record)
+    return contents
 
 
 def _framed(payload: bytes) -> bytes:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from daemons.core.ids import BlockHash
 from daemons.store.index_format import (
+    ClearedRecord,
     FreedRecord,
     IndexHeader,
     IndexRecord,
@@ -42,6 +43,9 @@ class LiveBlocks(Protocol):
 
     def record_of(self, block_hash: BlockHash) -> SealedRecord | None:
         """None when it is not, or no longer, sealed here."""
+
+    def cleared(self) -> Iterable[ClearedRecord]:
+        """The clears that are still to be remembered."""
 
 
 class IndexLog:
@@ -78,6 +82,9 @@ class IndexLog:
     def add_freed(self, block_hash: BlockHash, offset: int) -> None:
         self._has_pending_free = True
         self._add(FreedRecord(block_hash, offset))
+
+    def add_cleared(self, record: ClearedRecord) -> None:
+        self._add(record)
 
     def flush(self) -> None:
         """Everything added is in the file when this returns; one write, nothing when there is nothing."""
@@ -139,9 +146,10 @@ class IndexLog:
     def _begin_draft(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._draft = os.open(self._draft_path, flags, 0o600)
-        _write(self._draft, encode_header(self._header))
+        cleared = [encode_record(record) for record in self._live.cleared()]
+        _write(self._draft, b"".join([encode_header(self._header), *cleared]))
         self._to_copy = deque(self._live.hashes())
-        self._num_draft_records = 0
+        self._num_draft_records = len(cleared)
 
     def _copy_some(self, num_appended: int) -> None:
         """What was sealed since is in the draft already, behind; what was freed since is not live."""

@@ -147,7 +147,8 @@ class Pool:
         except McError:
             return None
         assert isinstance(reply, ListNodesReply)
-        return next((node for node in reply.nodes if node.state == "alive"), None)
+        alive = (each for each in reply.nodes if each.state == "alive")
+        return next((each for each in alive if each.node.node == "node-a"), None)
 
     def metrics(self, found: ListedNode) -> str:
         return httpx.get(f"http://{found.node.metrics}/metrics").text
@@ -302,6 +303,45 @@ def test_what_was_cleared_stays_away(pool: Pool) -> None:
     pool.node.end(signal.SIGKILL)
     pool.start()
     assert pool.check(range(20)) == set(range(16, 20))
+
+
+def test_what_was_cleared_while_the_node_was_away_does_not_come_back(pool: Pool) -> None:
+    pool.put(range(20))
+    pool.node.end(signal.SIGKILL)
+    with SyncClient(pool.endpoint) as client:
+        client.request(ClearBlocks(filter=BlockFilter(hash_prefix="0" * 31)))
+    pool.node = pool.spawn()
+    wait_for(lambda: len(pool.locate(range(20))) == 4)
+    assert pool.put(range(20)) == set(range(16)), "what is put anew is not cleared"
+    wait_for(lambda: len(pool.check(range(20))) == 20)
+    pool.node.end()
+    pool.start()
+    assert pool.check(range(20)) == set(range(20))
+
+
+def test_nodes_tell_a_new_master_what_an_earlier_one_cleared(pool: Pool) -> None:
+    """One node is away when all is cleared, and back before the one that remembers it."""
+    pool.put(range(20))
+    other = pool.spawn("node.id=node-b", "node.listen=tcp://127.0.0.1:0", log="other.log")
+    wait_for(lambda: "joined master" in other.said())
+    pool.node.end(signal.SIGKILL)
+    with SyncClient(pool.endpoint) as client:
+        client.request(ClearBlocks(filter=BlockFilter()))
+    time.sleep(0.5)
+    other.end(signal.SIGKILL)
+    pool.master.end(signal.SIGKILL)
+    pool.start_master()
+    pool.start()
+    assert len(pool.locate(range(20))) == 20, "nobody is there who knows better"
+    other = pool.spawn("node.id=node-b", "node.listen=tcp://127.0.0.1:0", log="other.log")
+    try:
+        wait_for(lambda: not pool.locate(range(20)))
+        wait_for(lambda: pool.index_file.read_bytes().count(name_of(7)) > 1)
+        pool.node.end(signal.SIGKILL)
+        pool.start()
+        assert pool.check(range(20)) == set()
+    finally:
+        other.end()
 
 
 def test_flipped_bytes_of_the_segment_are_never_served(pool: Pool) -> None:

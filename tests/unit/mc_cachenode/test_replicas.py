@@ -58,7 +58,7 @@ class Node:
         self.replicas = ReplicaTable(self.segment)
         self.index_path = directory / "a.index"
         if self.index_path.exists():
-            records = list(replay(IndexReader(self.index_path.read_bytes(), HEADER)).values())
+            records = list(replay(IndexReader(self.index_path.read_bytes(), HEADER)).live.values())
             self.num_lost = self.replicas.restore(records)
         self.index = IndexLog(self.index_path, HEADER, self.replicas)
         self.replicas.keep_in(self.index)

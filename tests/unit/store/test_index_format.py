@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from kit.index_records import HEADER, sealed
 
 from daemons.core.ids import BlockHash
+from daemons.protocol.block import BlockFilter
 from daemons.store.index_format import (
     MAGIC,
+    ClearedRecord,
     FreedRecord,
     IndexHeader,
     IndexReader,
@@ -117,14 +119,18 @@ def test_record_of_a_kind_that_is_not_known_is_passed_over() -> None:
 
 
 def test_replay_keeps_what_was_sealed_last_in_order() -> None:
+    cleared = ClearedRecord(BlockFilter(model="m"), 1_700_000_000_000)
     records: list[IndexRecord] = [
         sealed(1),
         sealed(2),
         sealed(3),
         freed(2),
+        cleared,
         sealed(1, 8192),
         freed(3, 0),
     ]
-    live = replay(IndexReader(file_of(records)[0], HEADER))
+    contents = replay(IndexReader(file_of(records)[0], HEADER))
+    live = contents.live
     assert list(live.values()) == [sealed(3), sealed(1, 8192)]
     assert all(record.block.meta.hash == block_hash for block_hash, record in live.items())
+    assert contents.cleared == [cleared]

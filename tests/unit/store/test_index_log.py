@@ -11,9 +11,18 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from kit.index_records import HEADER, sealed
 
 from daemons.core.ids import BlockHash
+from daemons.protocol.block import BlockFilter
 from daemons.store import index_log
-from daemons.store.index_format import IndexReader, SealedRecord, encode_header, replay
+from daemons.store.index_format import (
+    ClearedRecord,
+    IndexReader,
+    SealedRecord,
+    encode_header,
+    replay,
+)
 from daemons.store.index_log import IndexLog
+
+CLEARED = [ClearedRecord(BlockFilter(tenant="t"), 1_700_000_000_000)]
 
 
 class Slots:
@@ -32,6 +41,9 @@ class Slots:
     def record_of(self, block_hash: BlockHash) -> SealedRecord | None:
         return self.records.get(block_hash)
 
+    def cleared(self) -> Iterable[ClearedRecord]:
+        return CLEARED
+
     def seal(self, log: IndexLog, record: SealedRecord) -> None:
         self.records[record.block.meta.hash] = record
         log.add_sealed(record)
@@ -42,7 +54,7 @@ class Slots:
 
 
 def load(path: Path) -> dict[BlockHash, SealedRecord]:
-    return replay(IndexReader(path.read_bytes(), HEADER))
+    return replay(IndexReader(path.read_bytes(), HEADER)).live
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -119,6 +131,7 @@ def test_file_stays_near_what_is_live(tmp_path: Path) -> None:
         largest = max(largest, path.stat().st_size)
     log.close()
     assert load(path) == slots.records
+    assert replay(IndexReader(path.read_bytes(), HEADER)).cleared == CLEARED
     assert largest < 60 * 200
     assert [file.name for file in tmp_path.iterdir()] == ["a.index"]
 
