@@ -48,6 +48,9 @@ COMMANDS: Final = {
     "events": LazyCommand("events", "Follow blocks and nodes as they come and go."),
     "model": LazyCommand("model", "Models on this host: fetch, list, convert."),
     "bench": LazyCommand("bench", "Measure a cluster."),
+    "simulate": LazyCommand(
+        "simulate", "Replay traffic against a modelled cluster: run, plan, reproduce."
+    ),
     "config": LazyCommand("config", "Check and show config files."),
 }
 

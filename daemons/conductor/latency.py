@@ -24,6 +24,7 @@ class CostModel:
     token_context_s: float = 2e-8
     step_s: float = 0.03
     load_token_s: float = 4e-6
+    remote_load_factor: float = REMOTE_LOAD_FACTOR
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """At least one token is computed: the last one's logits are needed."""
@@ -33,7 +34,7 @@ class CostModel:
 
     def load_s(self, num_local: int, num_remote: int) -> float:
         """Reading reused KV of so many tokens from this host and from others."""
-        return self.load_token_s * (num_local + REMOTE_LOAD_FACTOR * num_remote)
+        return self.load_token_s * (num_local + self.remote_load_factor * num_remote)
 
     def step_with(self, num_sequences: int) -> float:
         """One decode step with so many more in the batch than the measured step had."""

@@ -20,7 +20,7 @@ class Placement:
     decode: InstanceView
     matched_tokens: int
     prefill_work_s: float
-    """What the prefill instance will be busy for: load + prefill."""
+    """What the prefill instance will be busy for: load and prefill, which overlap."""
     step_s: float
     predicted_ttft_s: float
     policy: str
@@ -77,7 +77,7 @@ def _place_in(
         prefill=instance,
         decode=decode.node,
         matched_tokens=chosen.matched_tokens,
-        prefill_work_s=chosen.load_s + chosen.prefill_s,
+        prefill_work_s=chosen.work_s,
         step_s=decode.step_s,
         predicted_ttft_s=chosen.total_s,
         policy=tuning.policy,

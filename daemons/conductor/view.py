@@ -59,7 +59,10 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One instance that was weighed, every term in seconds. `matched_tokens`: what it would reuse."""
+    """One instance that was weighed, every term in seconds. `matched_tokens`: what it would reuse.
+
+    KV is loaded layer by layer while the layers before are computed, so the longer of the two counts.
+    """
 
     node: NodeId
     queue_s: float
@@ -69,4 +72,9 @@ class Option:
 
     @property
     def total_s(self) -> float:
-        return self.queue_s + self.load_s + self.prefill_s
+        return self.queue_s + self.work_s
+
+    @property
+    def work_s(self) -> float:
+        """What the instance is busy for."""
+        return max(self.load_s, self.prefill_s)

@@ -15,7 +15,9 @@ from daemons.config.common import (
     Seconds,
 )
 
-Policy = Literal["random", "least-loaded", "cache-aware", "kvcache-centric", "time"]
+Policy = Literal[
+    "random", "least-loaded", "cache-aware", "kvcache-centric", "lmetric", "dynamo", "time"
+]
 
 
 class NodeSection(Section, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class ConductorSection(Section, frozen=True, kw_only=True):
     seed: int = 0
     balancing_threshold: Annotated[float, msgspec.Meta(ge=0)] = 1.5
     """kvcache-centric: fetch the best prefix when it is this many times the local one."""
+    may_pull: bool = True
+    """Whether a prefill may reuse KV that only other hosts hold."""
     max_queue_s: Seconds = 60.0
     """A request whose predicted queue is longer everywhere is rejected with 429."""
     request_log: Count = 1000

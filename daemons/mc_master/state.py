@@ -58,5 +58,6 @@ def tuning_of(config: MasterConfig) -> Tuning:
         policy=section.policy,
         seed=section.seed,
         balancing_threshold=section.balancing_threshold,
+        may_pull=section.may_pull,
         max_queue_s=section.max_queue_s,
     )

@@ -261,3 +261,41 @@ def test_a_request_that_names_its_namespace_is_served_by_no_other() -> None:
         assert plan.decode.namespace == namespace
     with pytest.raises(Unavailable):
         place(nodes, request(namespace=b"x" * 16), Tuning())
+
+
+def test_without_pulling_only_what_the_host_holds_is_reused() -> None:
+    asked = request(matched_tokens=900, local_tokens={H0: 300})
+    near, far = prefill("near", host_id=H0), prefill("far", host_id=H1)
+    for policy in POLICY_NAMES:
+        plan = place(view(near, far, decode("d")), asked, Tuning(policy=policy, may_pull=False))
+        assert plan.matched_tokens <= (300 if plan.prefill.node == "near" else 0)
+
+
+def test_lmetric_weighs_new_tokens_by_the_requests_there() -> None:
+    asked = request(num_prompt_tokens=1000, matched_tokens=900, local_tokens={H0: 800})
+    tuning = Tuning(policy="lmetric")
+    for num_requests, chosen in ((3, "near"), (5, "far")):  # 200 * (n + 1) against 1000
+        near = prefill("near", host_id=H0, num_requests=num_requests)
+        assert (
+            place(view(near, prefill("far", host_id=H1), decode("d")), asked, tuning).prefill.node
+            == chosen
+        )
+
+
+def test_dynamo_weighs_waiting_tokens_against_cached_ones() -> None:
+    asked = request(num_prompt_tokens=1000, matched_tokens=900, local_tokens={H0: 800})
+    tuning = Tuning(policy="dynamo")
+    token_s = CostModel().token_s
+    for waiting, chosen in ((700, "near"), (900, "far")):
+        near = prefill("near", host_id=H0, queue_s=waiting * token_s)
+        assert (
+            place(view(near, prefill("far", host_id=H1), decode("d")), asked, tuning).prefill.node
+            == chosen
+        )
+
+
+def test_load_hides_behind_compute() -> None:
+    cost = CostModel(load_token_s=1e-4)
+    asked = request(num_prompt_tokens=1000, matched_tokens=800, local_tokens={H0: 800})
+    plan = place(view(prefill("p", host_id=H0, cost=cost), decode("d")), asked, Tuning())
+    assert plan.predicted_ttft_s == max(cost.load_s(800, 0), cost.prefill_s(1000, 800))

@@ -1,0 +1,79 @@
+"""mcctl simulate, as typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mcctl.main import main
+
+
+def mcctl(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["simulate", *arguments])
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Six prompts with the same first block, two seconds apart."""
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {
+            "timestamp": 2000 * n,
+            "input_length": 1500,
+            "output_length": 20,
+            "hash_ids": [0, n + 1, n + 9],
+        }
+        for n in range(6)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_run_compares_policies_and_baselines(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    status, out, _ = mcctl(
+        capsys, "run", str(trace), "--policy", "all", "--coupled", "--prefill", "2", "--output", "json"
+    )  # fmt: skip
+    runs = json.loads(out)["runs"]
+    assert status == 0
+    assert {run["policy"] for run in runs} >= {"time", "lmetric", "random", "chunked"}
+    assert all(run["num_requests"] == 6 and run["goodput"] == 1.0 for run in runs)
+
+
+def test_plan_shows_what_a_cache_finds(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    status, out, err = mcctl(capsys, "plan", str(trace), "--nodes", "3")
+    assert status == 0
+    assert f"{5 * 512 / 9000:.1%}" in out
+    assert "1P+2D" in out
+    assert "best here" in err
+
+
+def test_reproduce_fails_on_a_trace_that_is_not_the_published_one(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    status, out, err = mcctl(capsys, "reproduce", str(trace), "--figure", "hit-rate")
+    assert status == 1
+    assert "OUT" in out
+    assert "out of tolerance" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["run", "/no/such/trace"], 3, "/no/such/trace"),
+        (["run", "chats", "--policy", "fastest"], 2, "fastest"),
+        (["run", "chats", "--hardware", "abacus"], 78, "abacus"),
+        (["run", "chats", "--rate", "0"], 2, "rate"),
+        (["plan", "chats", "--nodes", "1"], 2, "nodes"),
+        (["reproduce", "x", "--figure", "nine"], 2, "nine"),
+    ],
+)
+def test_bad_arguments_are_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, said: str
+) -> None:
+    ended, _, err = mcctl(capsys, *arguments)
+    assert ended == status
+    assert said in err

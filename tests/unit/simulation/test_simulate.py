@@ -1,0 +1,196 @@
+"""Simulations whose outcome is known in closed form, and what must hold in all."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemons.simulation.capacity import hit_fraction
+from daemons.simulation.coupled import CoupledCluster, CoupledPlan
+from daemons.simulation.disaggregated import POLICY_NAMES, DisaggregatedCluster, DisaggregatedPlan
+from daemons.simulation.hardware import DEFAULT, find_profile
+from daemons.simulation.outcome import Objectives, RequestOutcome, slow_mean
+from daemons.simulation.simulate import ClusterPlan, simulate
+from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest, in_order
+from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
+
+PROFILE = find_profile(DEFAULT)
+PLANS: list[ClusterPlan] = [
+    DisaggregatedPlan(2, 1),
+    DisaggregatedPlan(1, 2, "kvcache-centric"),
+    DisaggregatedPlan(2, 2, "random", node_tokens=20 * BLOCK_TOKENS),
+    CoupledPlan(2),
+    CoupledPlan(2, has_prefix_cache=True),
+    CoupledPlan(2, "chunked", has_prefix_cache=True),
+    CoupledPlan(2, "serial"),
+]
+
+
+def request(
+    arrival_s: float, num_tokens: int, output_tokens: int = 1, first_block: int = 0
+) -> TraceRequest:
+    blocks = tuple(range(first_block, first_block + num_tokens // BLOCK_TOKENS))
+    return TraceRequest(0, arrival_s, num_tokens, output_tokens, blocks)
+
+
+def outcomes_of(plan: ClusterPlan, requests: list[TraceRequest]) -> list[RequestOutcome]:
+    cluster = (
+        CoupledCluster(plan, PROFILE)
+        if isinstance(plan, CoupledPlan)
+        else DisaggregatedCluster(plan, PROFILE)
+    )
+    return cluster.run(in_order(requests))
+
+
+def test_one_request_alone_takes_what_the_profile_says() -> None:
+    (alone,) = outcomes_of(DisaggregatedPlan(1, 1), [request(0, 4096, output_tokens=101)])
+    assert alone.ttft_s == pytest.approx(PROFILE.prefill_s(4096, 0))
+    first_gap_s = alone.gaps[0][0]
+    step_s = PROFILE.step_s(1, 4096 + 50)
+    last_layer_s = PROFILE.network_s(4096) / PROFILE.kv.num_layers
+    assert first_gap_s == pytest.approx(step_s + last_layer_s, rel=1e-3)
+    decode_s = alone.finished_s - alone.ttft_s
+    assert decode_s == pytest.approx(100 * step_s + last_layer_s, rel=1e-3)
+
+
+def test_the_second_waits_for_the_first() -> None:
+    far = 10_000
+    one, two = outcomes_of(
+        DisaggregatedPlan(1, 1), [request(0, 4096), request(0.1, 4096, first_block=far)]
+    )
+    prefill_s = PROFILE.prefill_s(4096, 0)
+    assert one.ttft_s == pytest.approx(prefill_s)
+    assert two.ttft_s == pytest.approx(2 * prefill_s - 0.1)
+    assert two.predicted_ttft_s == pytest.approx(two.ttft_s, rel=0.01)
+
+
+def test_a_prefix_is_reused_once_it_is_there() -> None:
+    early, again = outcomes_of(DisaggregatedPlan(1, 1), [request(0, 8192), request(30, 8192)])
+    assert (early.cached_tokens, again.cached_tokens) == (0, 8192)
+    load_s = PROFILE.load_s(8192)
+    assert again.ttft_s == pytest.approx(max(load_s, PROFILE.prefill_s(8192, 8192)))
+
+
+def test_a_prefix_of_a_busy_node_is_pulled_to_another() -> None:
+    """The first node is kept busy by a long prompt when the prefix it holds is asked for."""
+    long = request(30, 100_000, first_block=50_000)
+    plans = [DisaggregatedPlan(2, 1), DisaggregatedPlan(2, 1, may_pull=False)]
+    pulling, local = (
+        outcomes_of(plan, [request(0, 8192), long, request(31, 8192)]) for plan in plans
+    )
+    holder = pulling[0].prefill
+    if pulling[1].prefill == holder:
+        assert pulling[2].remote_tokens == 8192
+        assert pulling[2].ttft_s < PROFILE.prefill_s(8192, 0)
+    assert local[2].remote_tokens == 0
+
+
+def test_whole_prompts_stall_decoding_and_chunks_do_not() -> None:
+    talk, prompt = request(0, 512, output_tokens=200), request(2, 32_768, first_block=900)
+    stalled, _ = outcomes_of(CoupledPlan(1), [talk, prompt])
+    chunked, _ = outcomes_of(CoupledPlan(1, "chunked"), [talk, prompt])
+    apart, _ = outcomes_of(DisaggregatedPlan(1, 1), [talk, prompt])
+    longest = [max(gap for gap, _ in outcome.gaps) for outcome in (stalled, chunked, apart)]
+    assert longest[0] > PROFILE.prefill_s(32_768, 0)
+    assert longest[1] < 0.2
+    assert longest[2] < 0.06
+
+
+def test_who_would_wait_too_long_is_turned_away_and_costs_nothing() -> None:
+    plan = DisaggregatedPlan(1, 1, max_queue_s=1.0)
+    many = [request(0, 16_384, 10, first_block=100 * number) for number in range(6)]
+    outcomes = outcomes_of(plan, many)
+    rejected = [outcome for outcome in outcomes if outcome.why_rejected]
+    assert rejected
+    assert all(outcome.prefill_s == 0 and not outcome.gaps for outcome in rejected)
+    result = simulate(in_order(many), plan, PROFILE, Objectives())
+    assert result.num_rejected == len(rejected)
+    assert result.goodput == pytest.approx(1 - len(rejected) / len(many))
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_the_same_inputs_give_the_same_result(policy: str) -> None:
+    traffic = generate(WorkloadPlan("chats", 200, 3.0, seed=4))
+    one, two = (
+        simulate(traffic, DisaggregatedPlan(3, 2, policy), PROFILE, Objectives()) for _ in range(2)
+    )
+    assert one == two
+    assert one.reused_fraction > 0.5
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_made_up_traffic_comes_at_its_rate_and_depends_on_its_seed_alone(kind: str) -> None:
+    plan = WorkloadPlan(kind, 1500, 4.0, seed=1)
+    made = generate(plan)
+    assert made == generate(plan)
+    assert made != generate(WorkloadPlan(kind, 1500, 4.0, seed=2))
+    assert len(made) == 1500
+    assert len(made) / made[-1].arrival_s == pytest.approx(4.0, rel=0.35)
+    for one in made:
+        assert len(one.blocks) == one.input_tokens // BLOCK_TOKENS
+
+
+REQUESTS = st.lists(
+    st.builds(
+        request,
+        arrival_s=st.floats(0, 60),
+        num_tokens=st.integers(1, 20_000),
+        output_tokens=st.integers(1, 400),
+        first_block=st.sampled_from([0, 1000, 2000, 3000]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, st.sampled_from(PLANS))
+def test_every_request_ends_with_all_its_tokens(
+    requests: list[TraceRequest], plan: ClusterPlan
+) -> None:
+    for outcome in outcomes_of(plan, requests):
+        assert not outcome.why_rejected
+        assert sum(count for _, count in outcome.gaps) == outcome.output_tokens - 1
+        assert all(gap_s > 0 and count > 0 for gap_s, count in outcome.gaps)
+        assert 0 <= outcome.remote_tokens <= outcome.cached_tokens <= outcome.input_tokens
+        assert outcome.ttft_s >= 0.9 * PROFILE.chunk_s(
+            outcome.cached_tokens, outcome.input_tokens - outcome.cached_tokens
+        )
+        spoken_s = sum(gap_s * count for gap_s, count in outcome.gaps)
+        end_s = outcome.arrival_s + outcome.ttft_s + spoken_s
+        assert outcome.finished_s == pytest.approx(end_s, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, st.integers(1, 40))
+def test_the_pool_never_holds_more_than_it_may(requests: list[TraceRequest], blocks: int) -> None:
+    plan = DisaggregatedPlan(2, 1, node_tokens=blocks * BLOCK_TOKENS)
+    cluster = DisaggregatedCluster(plan, PROFILE)
+    cluster.run(in_order(requests))
+    directory = cluster.pool.directory
+    directory.check_invariants()
+    assert all(directory.num_blocks_on(node) <= blocks for node in directory.slot_by_node)
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(1, 60))
+def test_hits_of_a_cache_grow_with_it_up_to_those_of_one_without_end(
+    requests: list[TraceRequest], blocks: int
+) -> None:
+    ordered = in_order(requests)
+    seen: set[int] = set()
+    num_hits = 0
+    for one in ordered:
+        # Blocks are numbered in a row here, so those seen before are the first ones.
+        num_hits += sum(block in seen for block in one.blocks)
+        seen.update(one.blocks)
+    limit = num_hits * BLOCK_TOKENS / sum(one.input_tokens for one in ordered)
+    assert hit_fraction(ordered, 0) == pytest.approx(limit)
+    small, large = (hit_fraction(ordered, size * BLOCK_TOKENS) for size in (blocks, 2 * blocks))
+    assert small <= large <= limit + 1e-12
+
+
+def test_the_longest_tenth_of_gaps() -> None:
+    assert slow_mean([]) == 0.0
+    assert slow_mean([(0.05, 9), (1.0, 1)]) == 1.0
+    assert slow_mean([(0.05, 18), (1.0, 1), (0.5, 1)]) == pytest.approx(0.75)
+    assert slow_mean([(0.05, 100)]) == pytest.approx(0.05)
