@@ -24,6 +24,7 @@ from daemons.transfer.notifications import MAX_MESSAGE_BYTES, Notification, Noti
 from daemons.transfer.plan import PathView
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import check_within
+from daemons.transfer.topology import discover
 from daemons.transfer.transports.access import AccessRules
 from daemons.transfer.transports.base import (
     Read,
@@ -90,7 +91,12 @@ class TransferEngine:
             # Keys open whole regions: where others may only do what is granted, nobody without the secret gets one.
             guard = secrets.token_bytes(32) if require_capability and secret is None else secret
             self._rdma = open_rdma(
-                epoch, bind_host, self._deliver, guard, is_required="tcp" not in transports
+                epoch,
+                bind_host,
+                self._deliver,
+                guard,
+                is_required="tcp" not in transports,
+                topology=discover(),
             )
         known = {"shm": self._shm, "tcp": self._tcp, "rdma": self._rdma}
         self._transports += [found for scheme in transports if (found := known[scheme])]
@@ -202,10 +208,13 @@ class TransferEngine:
         Raises TransferError (StaleEpoch, StaleGeneration, BadCapability, out of range) or Unavailable (peer gone,
         timeout); what the local memory holds is then undefined.
         """
+        deadline_s = time.monotonic() + timeout_s
         is_plain = len(reads) == 1 and generation is None and capability is None
-        if is_plain and self._read_quick(region, reads[0], timeout_s):
+        if is_plain and self._read_quick(region, reads[0], deadline_s):
             return
-        self.run(ReadBatch(region, reads, generation, timeout_s, capability=capability))
+        batch = ReadBatch(region, reads, generation, timeout_s, capability=capability)
+        batch.deadline_s = deadline_s
+        self.run(batch)
 
     def write(
         self,
@@ -304,14 +313,14 @@ class TransferEngine:
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
 
-    def _read_quick(self, region: RegionRef, read: Read, timeout_s: float) -> bool:
+    def _read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
         """One contiguous READ by the path that the long way would take; False where that must be found out."""
         address = region.address
         if self._shm is not None and self._shm.reaches(address):
             return self._shm.read_mapped(region, read)
         is_foreign = self._tcp is not None and address.epoch != self.address.epoch
         return (
-            is_foreign and self._tcp is not None and self._tcp.read_quick(region, read, timeout_s)
+            is_foreign and self._tcp is not None and self._tcp.read_quick(region, read, deadline_s)
         )
 
     def _write_quick(self, batch: WriteBatch) -> bool:

@@ -371,3 +371,40 @@ def test_it_listens_only_where_it_was_told(make_engine: Callable[..., TransferEn
     port = int(engine.address.tcp.rpartition(":")[2])
     with socket.socket() as other, pytest.raises(ConnectionRefusedError):
         other.connect(("127.0.0.2", port))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_plain_small_write_to_a_stopped_target_is_fenced_too(
+    target: Target, make_engine: Callable[..., TransferEngine], transport: str
+) -> None:
+    engine, data = make_engine(transport), np.full(1000, 9, np.uint8)
+    for _ in range(2):  # the second one by the short way
+        engine.write(target.region, [Write.at(0, np.zeros(10, np.uint8))])
+    target.stop()
+    with pytest.raises(NotOver) as failure:
+        engine.write(target.region, [Write.at(0, data)], timeout_s=0.2)
+    target.resume()
+    assert failure.value.path.wait_closed(5)
+    assert target.ask("fill 1") == "ok"
+    time.sleep(0.2)
+    assert int(target.ask("sum")) == SIZE
+
+
+def test_a_small_read_waits_for_a_busy_owner_until_its_deadline(
+    target: Target, make_engine: Callable[..., TransferEngine]
+) -> None:
+    engine, local = make_engine("tcp"), np.zeros(100, np.uint8)
+    reads = [Read.into(contiguous(0, 100), local)]
+    assert target.ask("fill 3") == "ok"
+    engine.read(target.region, reads)
+    target.stop()
+    threading.Timer(0.3, target.resume).start()
+    engine.read(target.region, reads)
+    assert local.tolist() == [3] * 100
+    target.stop()
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable):
+        engine.read(target.region, reads, timeout_s=0.3)
+    assert time.monotonic() - began_s < 1.0
+    target.resume()
+    engine.read(target.region, reads)

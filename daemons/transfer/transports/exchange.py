@@ -50,8 +50,10 @@ def read_quick(stream: Stream, request: bytes, target: memoryview, deadline_s: f
     wanted = _FRAME_BYTES + length if is_small else wire.REPLY.size
     try:
         sock.send(request)
-        count = sock.recv_into(scratch, wanted)
+        count = _receive_some(sock, scratch, wanted, deadline_s)
         if 0 < count < wanted:
+            if count >= wire.REPLY.size and wire.REPLY.unpack_from(scratch)[1]:
+                return False  # a refusal: there is no more to wait for
             count += sock.recv_into(scratch[count:wanted], 0, socket.MSG_WAITALL)
         if count != wanted or wire.REPLY.unpack_from(scratch) != (wire.MAGIC, 0, length, 0):
             return False
@@ -61,6 +63,16 @@ def read_quick(stream: Stream, request: bytes, target: memoryview, deadline_s: f
         return False
     target[:] = scratch[wire.REPLY.size : wire.REPLY.size + length]
     return True
+
+
+def _receive_some(sock: socket.socket, scratch: memoryview, wanted: int, deadline_s: float) -> int:
+    """Waits for an owner that is busy: a new connection would not make it faster."""
+    while True:
+        try:
+            return sock.recv_into(scratch, wanted)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise
 
 
 def write_quick(stream: Stream, window: list[memoryview], batch: Batch) -> None:

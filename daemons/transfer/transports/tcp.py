@@ -7,7 +7,6 @@ import dataclasses
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
@@ -49,7 +48,7 @@ class TcpTransport:
     def reaches(self, address: DataAddress) -> bool:
         return bool(address.tcp)
 
-    def read_quick(self, region: RegionRef, read: Read, timeout_s: float) -> bool:
+    def read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
         """The short way for one contiguous READ over one stream; False: it needs the long one."""
         address, (remote, local, target) = region.address, read
         pool = self._peers.get((address.tcp, address.epoch))
@@ -65,7 +64,6 @@ class TcpTransport:
             or not local.flags.writeable
         ):
             return False
-        deadline_s = time.monotonic() + timeout_s
         return pool.read_quick(region, remote, local.data[start : start + length], deadline_s)
 
     def write_quick(self, batch: WriteBatch) -> bool:
