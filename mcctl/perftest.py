@@ -14,29 +14,40 @@ _PAUSE_S: Final = 0.2
 
 
 def bandwidth(
-    operation: Literal["read", "write"], size_bytes: int, num_messages: int
+    operation: Literal["read", "write"],
+    size_bytes: int,
+    num_messages: int,
+    device_names: tuple[str, str] | None = None,
 ) -> float | None:
-    """Bytes a second between two processes over this host's first RDMA device; None where it cannot be measured."""
+    """Bytes a second between two processes on this host, over the devices of client and server.
+
+    Without names both use the first device. None where it cannot be measured.
+    """
     program = shutil.which(f"ib_{operation}_bw")
     if program is None:
         return None
-    device = _first_device()
-    arguments = [
-        *(program, "-F", "-d", device.name, "-i", str(device.port), "-x", str(device.gid_index)),
-        *("-s", str(size_bytes), "-n", str(num_messages), "-p", str(_free_port())),
+    client, server_side = _devices(device_names)
+    common = [
+        program,
+        "-F",
+        "-s",
+        str(size_bytes),
+        "-n",
+        str(num_messages),
+        "-p",
+        str(_free_port()),
     ]
-    server = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    arguments = [*common, *_arguments(client), "127.0.0.1"]
+    server = subprocess.Popen(
+        [*common, *_arguments(server_side)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         deadline_s = time.monotonic() + _CONNECT_S
         # The server says nothing when it listens: clients are refused until then.
         while server.poll() is None and time.monotonic() < deadline_s:
             time.sleep(_PAUSE_S)
             done = subprocess.run(
-                [*arguments, "127.0.0.1"],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_TIMEOUT_S,
+                arguments, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
             )
             found = parse_bandwidth(done.stdout, size_bytes)
             if found is not None:
@@ -61,11 +72,16 @@ def parse_bandwidth(output: str, size_bytes: int) -> float | None:
     return None
 
 
-def _first_device() -> Device:
-    first, *others = open_devices()
-    for device in (first, *others):
+def _arguments(device: Device) -> list[str]:
+    return ["-d", device.name, "-i", str(device.port), "-x", str(device.gid_index)]
+
+
+def _devices(names: tuple[str, str] | None) -> tuple[Device, Device]:
+    devices = open_devices(names)
+    for device in devices:
         device.close()
-    return first
+    by_name = {device.name: device for device in reversed(devices)}
+    return (devices[0], devices[0]) if names is None else (by_name[names[0]], by_name[names[1]])
 
 
 def _free_port() -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import Strided
+from daemons.transfer.slices import cut, spans_of
 from daemons.transfer.strided import contiguous
 from daemons.transfer.transports.rdma import device as device_module
 from daemons.transfer.transports.rdma import mover as mover_module
@@ -27,7 +28,8 @@ from daemons.transfer.transports.rdma.mover import (
 )
 from daemons.transfer.transports.rdma.peer import Path, PeerLost
 from daemons.transfer.transports.rdma.queue_pair import Opcode
-from daemons.transfer.transports.rdma.slices import Limits, LocalRange, cut
+from daemons.transfer.transports.rdma.requests import Buffer, Limits
+from daemons.transfer.transports.rdma.routes import Routes
 
 SIZE = 1 << 16
 BASE, FAR = 1 << 40, 1 << 41
@@ -101,12 +103,14 @@ class Scene:
         peer = SimpleNamespace(name="peer", is_alive=lambda: is_alive)
         keys = Keys(FAR, 1 << 30, [77] * 4, [(BASE, 1 << 30, [55] * 4)])
         self.pairs = [FakeQueuePair(self.remote, self.local, at, status) for at, status in fails]
+        names = [f"path {i}" for i in range(len(fails))]
+        self.routes = Routes(names)
         self.lanes = [
             Lane(
-                SimpleNamespace(peer=peer, path=Path(i, i), queue_pair=pair, num_reads=4),  # type: ignore[arg-type]
+                SimpleNamespace(peer=peer, path=Path(name, i, i), queue_pair=pair, num_reads=4),  # type: ignore[arg-type]
                 keys,
             )
-            for i, pair in enumerate(self.pairs)
+            for i, (name, pair) in enumerate(zip(names, self.pairs, strict=True))
         ]
         self.all_lanes = list(self.lanes)
         self.confirms = True
@@ -117,10 +121,16 @@ class Scene:
         check: Callable[[], object] = lambda: None,
         finish: Callable[[int], None] | None = None,
     ) -> Mover:
-        pairs = [(each, LocalRange(BASE, each, 0, BASE)) for each in ranges]
-        limits = Limits(1024, 1 << 30, 1 << 30, 4, merges_ranges=finish is None)
-        work = Work(Opcode.READ, cut(pairs, limits), check, finish, len(ranges))
-        return Mover(work, self.lanes, self.discard)
+        spans = [span for i, each in enumerate(ranges) for span in spans_of(each, each, i)]
+        work = Work(
+            Opcode.READ,
+            cut(spans, 2048, max_spans=3),
+            [Buffer(BASE, 0, BASE)] * len(ranges),
+            Limits(1024, 1 << 30, 1 << 30, 4),
+            check,
+            finish,
+        )
+        return Mover(work, self.routes, self.lanes, self.discard)
 
     def discard(self, endpoint: Any) -> bool:
         assert not endpoint.queue_pair.is_closed, "destroyed twice"
@@ -129,10 +139,10 @@ class Scene:
         return self.confirms
 
     def check_end(self) -> None:
-        """Nothing is under way, and the books of the paths are even."""
+        """Nothing is under way, and the book of the paths is even."""
+        self.routes.check_idle()
         for lane, pair in zip(self.all_lanes, self.pairs, strict=True):
             assert not pair.queue, "something may still land"
-            assert lane.endpoint.path.outstanding_bytes == 0
             assert pair.is_closed == (lane not in self.lanes)
 
 
@@ -183,8 +193,8 @@ def test_slices_of_a_failed_lane_go_over_the_other() -> None:
     scene = Scene([(2, RETRY), (-1, OK)])
     scene.mover(BLOCKS).run()
     scene.check_end()
-    assert [lane.endpoint.path.why for lane in scene.all_lanes] == ["fake: RETRY_EXC_ERR", ""]
-    assert not scene.all_lanes[0].endpoint.path.is_usable()
+    assert scene.routes.reasons() == "fake: RETRY_EXC_ERR"
+    assert scene.routes.usable() == ["path 1"]
     for block in BLOCKS:
         part = slice(block.offset, block.end)
         assert np.array_equal(scene.local[part], scene.remote[part])
@@ -202,7 +212,7 @@ def test_refused_key_is_not_the_paths_fault() -> None:
     with pytest.raises(KeyRefused):
         scene.mover(BLOCKS).run()
     scene.check_end()
-    assert scene.all_lanes[0].endpoint.path.is_usable()
+    assert scene.routes.usable() == ["path 0"]
 
 
 def test_unconfirmed_end_of_a_lane_ends_a_write_before_another_lane_repeats_it() -> None:

@@ -20,14 +20,13 @@ from daemons.transfer.transports.rdma.gid import common_bits
 from daemons.transfer.transports.rdma.listener import proof, set_keepalive
 from daemons.transfer.transports.rdma.messages import DeviceAddress, OpenRegionReply
 from daemons.transfer.transports.rdma.queue_pair import MAX_DEPTH, QueuePair, Retries
+from daemons.transfer.transports.rdma.routes import Routes
 from daemons.transfer.transports.rdma.verbs import load
 from daemons.transfer.transports.tcp import split_endpoint
 
 _CONNECT_TIMEOUT_S = 2.0
 _CALL_TIMEOUT_S = 5.0
 _CONFIRM_TIMEOUT_S = 0.5
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
 
 
 class PeerLost(Unavailable):
@@ -36,30 +35,13 @@ class PeerLost(Unavailable):
 
 @dataclass(slots=True, eq=False)
 class Path:
-    """From one device here to one of the peer's. Paused after a failure, longer each time; a success resets that."""
+    """From one device here to one of the peer's, and its queue pairs."""
 
+    name: str
     device_index: int
     peer_device_index: int
-    outstanding_bytes: int = 0
-    paused_until_s: float = 0.0
-    num_failures: int = 0
-    why: str = ""
     num_open: int = 0
     idle: list["Endpoint"] = field(default_factory=list)
-
-    def is_usable(self) -> bool:
-        return time.monotonic() >= self.paused_until_s
-
-    def fail(self, why: str) -> None:
-        pause_s = min(_FIRST_PAUSE_S * 2**self.num_failures, _LONGEST_PAUSE_S)
-        self.num_failures = min(self.num_failures + 1, 16)
-        self.paused_until_s = time.monotonic() + pause_s
-        self.why = why
-
-    def succeed(self) -> None:
-        if self.num_failures:
-            self.num_failures = 0
-            self.paused_until_s = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +94,18 @@ class Peer:
             raise ProtocolError(f"{self.name} gave no hello on its RDMA control port")
         self._peer_devices = reply.devices
         pairs = pair_devices([device.address for device in devices], reply.devices)
-        self.paths = [Path(device_index, peer_index) for device_index, peer_index in pairs]
+        if not pairs:
+            self._sock.close()
+            raise Unreachable(f"no device of {self.name} has a link of the kind of those here")
+        self.paths = [
+            Path(f"{devices[i].name}/{devices[i].port} to {reply.devices[k].name}", i, k)
+            for i, k in pairs
+        ]
+        self.routes = Routes([path.name for path in self.paths])
+
+    def device_name(self, path: Path) -> str:
+        """Of this side."""
+        return self._devices[path.device_index].name
 
     def is_alive(self) -> bool:
         """Must not wait: a peer that is being asked something counts as alive until that fails."""

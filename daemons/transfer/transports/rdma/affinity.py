@@ -1,0 +1,50 @@
+"""Which devices are near local memory: the topology's matrix, and the node that a page lies on."""
+
+import ctypes
+import platform
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from daemons.transfer.hardware import Topology
+
+_GET_MEMPOLICY: Final = {"x86_64": 239, "aarch64": 236}
+_MPOL_F_NODE, _MPOL_F_ADDR = 1, 2
+
+
+class NearDevices:
+    """Asked once a transfer; costs nothing where all memory is alike."""
+
+    def __init__(
+        self, topology: Topology | None, node_of: Callable[[int], int | None] | None = None
+    ) -> None:
+        self._node_of = node_of or node_of_page
+        self._preferred: Mapping[int, frozenset[str]] = {}
+        if topology is not None and len(topology.numa) > 1:
+            self._preferred = {
+                node.node: frozenset(topology.matrix[f"cpu:{node.node}"]["rdma"].preferred)
+                for node in topology.numa
+            }
+
+    def near(self, address: int) -> frozenset[str]:
+        """Names of the devices to prefer for memory at this address; none means that all are equal."""
+        if not any(self._preferred.values()):
+            return frozenset()
+        node = self._node_of(address)
+        return frozenset() if node is None else self._preferred.get(node, frozenset())
+
+
+def node_of_page(address: int) -> int | None:
+    """The NUMA node of the page at this address, which is faulted in; None where the kernel does not say."""
+    number = _GET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return None
+    node = ctypes.c_int(-1)
+    failed = ctypes.CDLL(None).syscall(
+        ctypes.c_long(number),
+        ctypes.byref(node),
+        None,
+        ctypes.c_ulong(0),
+        ctypes.c_void_p(address),
+        ctypes.c_ulong(_MPOL_F_NODE | _MPOL_F_ADDR),
+    )
+    return None if failed or node.value < 0 else node.value

@@ -1,0 +1,33 @@
+"""Devices near to local memory, on trees of real servers."""
+
+import ctypes
+from pathlib import Path
+
+from kit.sysfs import eight_gpu_server, virtual_machine
+
+from daemons.transfer.topology import discover
+from daemons.transfer.transports.rdma.affinity import NearDevices, node_of_page
+
+
+def test_devices_of_the_memorys_node_are_near(tmp_path: Path) -> None:
+    topology = discover(eight_gpu_server(tmp_path).root)
+    nodes = {4096: 0, 8192: 1, 12288: 7, 16384: None}
+    near = NearDevices(topology, nodes.get)
+    assert near.near(4096) == {f"mlx5_{i}" for i in range(4)}
+    assert near.near(8192) == {f"mlx5_{i}" for i in range(4, 8)}
+    assert near.near(12288) == near.near(16384) == frozenset(), "unknown: all are equal"
+
+
+def test_nobody_asks_where_all_memory_is_alike(tmp_path: Path) -> None:
+    def ask(_: int) -> int:
+        raise AssertionError("asked the kernel")
+
+    topology = discover(virtual_machine(tmp_path).root)
+    assert NearDevices(topology, ask).near(4096) == frozenset()
+    assert NearDevices(None, ask).near(4096) == frozenset()
+
+
+def test_kernel_tells_the_node_of_a_page() -> None:
+    page = ctypes.create_string_buffer(1)
+    assert node_of_page(ctypes.addressof(page)) in (None, *range(64))
+    assert node_of_page(1) is None
