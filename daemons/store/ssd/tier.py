@@ -116,7 +116,7 @@ class SsdTier:
                 for block_hash in dict.fromkeys(hashes)
                 if self._queue.cancel(block_hash)
                 or block_hash in dropped
-                or self._queue.is_uncertain(block_hash)
+                or self._queue.may_return(block_hash)
             ]
             done = self._queue.add_deletes(logged)
             self._wake()

@@ -23,6 +23,8 @@ class WriteQueue:
         """Puts that wait or are being written, and were not deleted since."""
         self._uncertain: set[BlockHash] = set()
         """Their put failed, yet something of it may be on disk."""
+        self._num_tombstones = 0
+        """That wait or are being written."""
 
     def __len__(self) -> int:
         return len(self._appends)
@@ -45,6 +47,8 @@ class WriteQueue:
         if isinstance(append.record, BlockRecord):
             self._pending[append.record.meta.hash] = append
             self.num_bytes += append.num_bytes
+        else:
+            self._num_tombstones += 1
 
     def add_deletes(self, hashes: Sequence[BlockHash]) -> "Future[bool]":
         """The last record's future stands for all, for they are written in order."""
@@ -71,8 +75,12 @@ class WriteQueue:
             if namespace in (None, pending.record.meta.namespace):
                 self.cancel(block_hash)
 
-    def is_uncertain(self, block_hash: BlockHash) -> bool:
-        return block_hash in self._uncertain or len(self._uncertain) > _MAX_UNCERTAIN
+    def may_return(self, block_hash: BlockHash) -> bool:
+        """Whether a block that is not in the index could be found after a crash: an earlier delete of it is not on
+        disk yet, or a put failed.
+        """
+        is_uncertain = block_hash in self._uncertain or len(self._uncertain) > _MAX_UNCERTAIN
+        return is_uncertain or self._num_tombstones > 0
 
     def take(self, room: int, batch_bytes: int) -> tuple[list[Append], list[Append]]:
         """What goes to the disk together: it fits in `room`, and exceeds `batch_bytes` only if it is one record.
@@ -101,6 +109,7 @@ class WriteQueue:
         """It is on disk. False for a put that was deleted meanwhile."""
         if isinstance(append.record, Tombstone):
             self._uncertain.difference_update(append.record.keys)
+            self._num_tombstones -= 1
         elif not append.is_cancelled:
             del self._pending[append.record.meta.hash]
         return not append.is_cancelled
@@ -116,6 +125,7 @@ class WriteQueue:
         self._appends = deque(
             Append(append.record) for append in failed if isinstance(append.record, Tombstone)
         )
+        self._num_tombstones = len(self._appends)
         self._pending.clear()
         self.num_bytes = 0
         return failed
@@ -123,6 +133,7 @@ class WriteQueue:
     def check_invariants(self) -> None:
         """For tests, between batches."""
         puts = [append for append in self._appends if isinstance(append.record, BlockRecord)]
+        assert self._num_tombstones == len(self._appends) - len(puts)
         assert self.num_bytes == sum(append.num_bytes for append in puts)
         assert [append for append in puts if not append.is_cancelled] == list(
             self._pending.values()

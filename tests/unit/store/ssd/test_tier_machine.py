@@ -16,12 +16,13 @@ from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
 from daemons.store.ssd import SsdSettings, SsdTier
 
-KEYS = st.integers(0, 11)
+NUM_KEYS = 8
+KEYS = st.integers(0, NUM_KEYS - 1)
 NAMESPACES = (b"even", b"odd")
 SETTINGS = SsdSettings(
-    capacity_bytes=4 * 96 * KIB,
-    bucket_bytes=96 * KIB,
-    batch_bytes=48 * KIB,
+    capacity_bytes=4 * 48 * KIB,
+    bucket_bytes=48 * KIB,
+    batch_bytes=40 * KIB,
     max_queued_bytes=192 * KIB,
     read_workers=0,
     rest_s=1.0,
@@ -30,7 +31,7 @@ SETTINGS = SsdSettings(
 
 def layer_bytes(number: int) -> int:
     """Of each size one: packed behind the header, over a page, on pages of its own."""
-    return (100, 3000, 15_000, 16_384)[number % 4]
+    return (100, 100, 3000, 14_336)[number % 4]
 
 
 class Op:
@@ -52,11 +53,12 @@ class Op:
 class TierMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32))
     def begin(self, seed: int) -> None:
-        self.disk = CrashDisk(random=Random(seed))
+        self.random = Random(seed)
+        self.disk = CrashDisk(random=self.random)
         self.clock = ManualClock()
-        self.ops: dict[int, list[Op]] = {number: [] for number in range(12)}
-        self.versions = dict.fromkeys(range(12), 0)
-        self.now: dict[int, int | None] = dict.fromkeys(range(12))
+        self.ops: dict[int, list[Op]] = {number: [] for number in range(NUM_KEYS)}
+        self.versions = dict.fromkeys(range(NUM_KEYS), 0)
+        self.now: dict[int, int | None] = dict.fromkeys(range(NUM_KEYS))
         self.open()
 
     def open(self) -> None:
@@ -78,6 +80,8 @@ class TierMachine(RuleBasedStateMachine):
             assert state in self.allowed(number)
             self.now[number] = state
             ops[:] = [Op(state, done())]
+            if self.random.random() < 0.5:  # all, and what was read stays
+                self.read(number)
 
     def allowed(self, number: int) -> set[int | None]:
         """After a crash: what the last durable operation left, or any later one."""
@@ -89,13 +93,17 @@ class TierMachine(RuleBasedStateMachine):
 
     def dropped(self, hashes: Sequence[BlockHash], why: str) -> None:
         assert why == "evicted"
-        for number in range(12):
+        for number in range(NUM_KEYS):
             if key(number) in hashes:
                 self.ops[number].append(Op(None, None))
                 self.now[number] = None
 
-    @rule(number=KEYS, is_new=st.booleans())
-    def put(self, number: int, is_new: bool) -> None:
+    @rule(numbers=st.lists(KEYS, min_size=1, max_size=4), is_new=st.booleans())
+    def put(self, numbers: list[int], is_new: bool) -> None:
+        for number in numbers:
+            self.put_one(number, is_new)
+
+    def put_one(self, number: int, is_new: bool) -> None:
         version = self.versions[number] + is_new or 1
         block, stored = make_block(
             number,
@@ -132,7 +140,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(namespace=st.sampled_from([None, *NAMESPACES]))
     def clear(self, namespace: bytes | None) -> None:
         future = self.tier.clear(namespace)
-        self.gone([n for n in range(12) if namespace in (None, NAMESPACES[n % 2])], future)
+        self.gone([n for n in range(NUM_KEYS) if namespace in (None, NAMESPACES[n % 2])], future)
 
     def gone(self, numbers: list[int], future: "Future[bool]") -> None:
         for number in numbers:
@@ -143,10 +151,23 @@ class TierMachine(RuleBasedStateMachine):
     def write(self, steps: int) -> None:
         self.run(steps)
 
-    @rule(steps=st.integers(1, 6), ops=st.integers(0, 12))
-    def write_and_crash(self, steps: int, ops: int) -> None:
+    @rule(
+        numbers=st.lists(KEYS, min_size=2, max_size=5),
+        deleted=st.lists(KEYS, max_size=2),
+        is_cleared=st.booleans(),
+        ops=st.integers(0, 7),
+    )
+    def burst_and_crash(
+        self, numbers: list[int], deleted: list[int], is_cleared: bool, ops: int
+    ) -> None:
+        for number in numbers:
+            self.put_one(number, is_new=True)
+        if deleted:
+            self.delete(deleted)
+        if is_cleared:
+            self.clear(NAMESPACES[ops % 2])
         self.disk.ops_left = ops
-        self.run(steps)
+        self.run(6)
         self.crash()
 
     @rule()
@@ -178,9 +199,17 @@ class TierMachine(RuleBasedStateMachine):
         self.clock.advance(SETTINGS.rest_s)
 
     @rule(number=KEYS)
-    def read_much(self, number: int) -> None:
+    def read_one(self, number: int) -> None:
         """So that it gets its second chance."""
         self.read(number)
+
+    @rule(numbers=st.lists(KEYS, min_size=4, max_size=10))
+    def churn(self, numbers: list[int]) -> None:
+        """Replace, so that buckets fill with garbage."""
+        for number in numbers:
+            self.put_one(number, is_new=True)
+            if number % 2:
+                self.run(1)
 
     def run(self, steps: int) -> None:
         try:
@@ -193,7 +222,6 @@ class TierMachine(RuleBasedStateMachine):
     def read(self, number: int) -> None:
         expected = self.now[number]
         if expected is None:
-            assert self.tier.get(key(number)) is None
             return
         block, stored = make_block(number, version=expected, layer_bytes=layer_bytes(number))
         target = aligned_copy(bytes(block.stored_bytes))
@@ -207,8 +235,9 @@ class TierMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.tier.check_invariants()
-        for number in range(12):
-            self.read(number)
+        for number in range(NUM_KEYS):
+            held = self.tier.get(key(number))
+            assert (held.version if held is not None else None) == self.now[number]
         assert self.tier.used_bytes <= SETTINGS.capacity_bytes
 
 
@@ -221,7 +250,7 @@ def done() -> "Future[bool]":
 TestTier = TierMachine.TestCase
 TestTier.settings = settings(
     max_examples=60,
-    stateful_step_count=40,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
