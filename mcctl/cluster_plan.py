@@ -46,6 +46,8 @@ class ClusterOptions:
     dtype: str = "bfloat16"
     kv_memory: str = "1GiB"
     segment: str = "1GiB"
+    segment_directory: Path | None = None
+    """On a tmpfs: segments stay there when the cluster ends, and the next one has their blocks."""
     http_port: int | None = None
     overrides: Mapping[Role, Tables] = field(default_factory=dict)
 
@@ -101,7 +103,7 @@ def plan_cluster(
             if role == "cachenode":
                 tables["segment"] = {
                     "size": options.segment,
-                    "directory": str(scratch[1] / node_id),
+                    "directory": str(options.segment_directory or scratch[1] / node_id),
                 }
             elif role in ("prefill", "decode"):
                 tables["model"] = {"path": str(options.model), "name": model_name}
@@ -130,6 +132,8 @@ def shared_bytes(options: ClusterOptions) -> int:
 
 def check_segment_room(options: ClusterOptions) -> None:
     """A tmpfs that is too small would end a cache node in mid start. Raises Exhausted."""
+    if options.segment_directory is not None:
+        return  # what an earlier cluster left there is taken over, so only the node knows
     wanted = parse_size(options.segment) * options.num_cachenodes
     status = os.statvfs(SEGMENTS)
     free = status.f_bavail * status.f_frsize

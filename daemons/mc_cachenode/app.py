@@ -186,6 +186,7 @@ class CachenodeApp:
         metrics.used_bytes.set(slots.used_bytes)
         metrics.capacity_bytes.set(slots.capacity_bytes)
         metrics.blocks.set(self._replicas.num_sealed)
+        metrics.index_written.set(self._storage.is_index_written)
         metrics.queued_blocks.set(self._workers.num_queued)
         metrics.bad_data_requests.set(self._engine.counters.bad_requests)
         metrics.sent_bytes.set(self._engine.counters.sent_bytes)

@@ -37,6 +37,9 @@ class CachenodeMetrics:
         self.restored_blocks = self._gauge(
             "mc_cachenode_restored_blocks", "Blocks this start took over from the process before"
         )
+        self.index_written = self._gauge(
+            "mc_cachenode_index_written", "1 while the blocks of this node will outlive it, else 0"
+        )
         self.used_bytes = self._gauge("mc_cachenode_used_bytes", "Bytes of the segment in use")
         self.capacity_bytes = self._gauge("mc_cachenode_capacity_bytes", "Bytes of the segment")
         self.blocks = self._gauge("mc_cachenode_blocks", "Sealed blocks")

@@ -39,9 +39,15 @@ class Storage:
     index: IndexLog | None
     path: Path
 
+    @property
+    def is_index_written(self) -> bool:
+        return self.index is not None and self.index.is_written
+
     def close(self) -> None:
+        self.segment.memory.is_kept = self.is_index_written  # without an index it is of no use
         if self.index is not None:
             self.index.close()
+        if self.segment.memory.is_kept:
             log.info(
                 "segment kept path=%s size=%s blocks=%d; remove the file to free the memory",
                 self.path,

@@ -76,6 +76,12 @@ def up(
     segment: Annotated[
         str, typer.Option(help="Pool memory of each cache node.", callback=check_size)
     ] = "1GiB",
+    segment_directory: Annotated[
+        Path | None,
+        typer.Option(
+            help="On a tmpfs: keep pool memory there for the next cluster.", resolve_path=True
+        ),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The gateway's; a free one otherwise.")
     ] = None,
@@ -93,6 +99,7 @@ def up(
         dtype=dtype,
         kv_memory=kv_memory,
         segment=segment,
+        segment_directory=segment_directory,
         http_port=port,
     )
     lock = _hold_lock()

@@ -434,7 +434,7 @@ def test_cluster_that_was_stopped_and_started_reuses_what_it_had(tmp_path: Path)
         dtype="float32",
         kv_memory="16MiB",
         segment="16MiB",
-        overrides={"cachenode": {"segment": {"directory": str(kept)}}},
+        segment_directory=kept,
     )
     prompt = random_prompt(3, 512, VOCAB_SIZE)
     try:

@@ -57,6 +57,15 @@ def test_no_port_is_given_twice(tmp_path: Path) -> None:
     assert len(ports) == len(set(ports))
 
 
+def test_segments_that_are_kept_lie_where_they_were_told_to(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    options = ClusterOptions(model=Path("/m"), segment="9999TiB", segment_directory=kept)
+    check_segment_room(options)
+    plan = plan_cluster(options, tmp_path, SCRATCH)
+    tables = next(daemon.tables for daemon in plan.daemons if daemon.role == "cachenode")
+    assert tables["segment"]["directory"] == str(kept)
+
+
 def test_override_is_laid_over_one_role(tmp_path: Path) -> None:
     options = ClusterOptions(model=Path("/m"), overrides={"prefill": {"prefill": {"hold_s": 1.5}}})
     plan = plan_cluster(options, tmp_path, SCRATCH)
