@@ -26,9 +26,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECLAIM_PER_BATCH = 4
 """Times the size of a batch: a bucket is reclaimed before the open one is full, whatever is kept of it."""
 _MAX_GIVEN_UP = 2
-"""Buckets evicted for a full filesystem before puts are refused: others may be filling it."""
+"""Buckets evicted for a full filesystem before puts are refused, for whoever fills it may go on to do so."""
 _SHRUNK_S = 60.0
-"""So long a tier that met a full filesystem makes do with what it had then."""
+"""So long a tier that met a full filesystem makes do with what it had then, or gives up no more for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class BatchWriter:
         )
         self._limit_bytes = shared.settings.capacity_bytes
         self._shrunk_until_s = clock()
+        self._gives_up_from_s = clock()
 
     def run_once(self) -> bool:
         """One batch, and some reclaiming. False when there was nothing to do, or no disk to do it."""
@@ -126,7 +127,10 @@ class BatchWriter:
             try:
                 self._log.open_head()
             except OSError as error:
-                if error.errno not in _FULL or attempt == _MAX_GIVEN_UP:
+                if error.errno not in _FULL or self._clock() < self._gives_up_from_s:
+                    raise
+                if attempt == _MAX_GIVEN_UP:
+                    self._gives_up_from_s = self._clock() + _SHRUNK_S
                     raise
                 self._shrink()
             else:

@@ -51,6 +51,13 @@ class Append:
         return tombstone_bytes(self.record)
 
 
+def begun() -> "Future[bool]":
+    """A future that its waiter cannot cancel: the write goes on all the same."""
+    future: Future[bool] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 class LogWriter:
     """`sequence` is the next record's."""
 

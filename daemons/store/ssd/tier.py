@@ -22,7 +22,7 @@ from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import BucketDirectory
 from daemons.store.ssd.health import DiskHealth
 from daemons.store.ssd.index import Location
-from daemons.store.ssd.log_writer import Append
+from daemons.store.ssd.log_writer import Append, begun
 from daemons.store.ssd.opening import open_blocks
 from daemons.store.ssd.reading import StoredBlock
 from daemons.store.ssd.record import BlockRecord, Kind, Tombstone, block_layout
@@ -83,7 +83,7 @@ class SsdTier:
         Raises Exhausted when too much waits or the filesystem is full, Unavailable while the disk rests, Conflict
         for other bytes of the same version, Rejected for a block larger than a bucket. The future raises likewise.
         """
-        done: Future[bool] = Future()
+        done = begun()
         append = Append(block, source, done)
         if append.num_bytes > self.settings.bucket_bytes:
             raise Rejected(
@@ -125,7 +125,7 @@ class SsdTier:
     def clear(self, namespace: bytes | None = None) -> "Future[bool]":
         """As `delete`, for all blocks of a namespace, or of all of them."""
         kind = Kind.CLEAR_ALL if namespace is None else Kind.CLEAR
-        done: Future[bool] = Future()
+        done = begun()
         with self._lock:
             dropped = self._blocks.drop_namespace(namespace, _EVERY_SEQUENCE)
             self.counters.deleted_blocks += len(dropped)
@@ -136,7 +136,7 @@ class SsdTier:
 
     def flush(self, timeout_s: float) -> None:
         """All that was put or deleted before is on disk. Raises what the disk answers, Unavailable when too slow."""
-        done: Future[bool] = Future()
+        done = begun()
         with self._lock:
             if self._queue.is_idle:
                 return
@@ -198,6 +198,7 @@ class SsdTier:
     ) -> "Future[None]":
         """`read` by a worker; readers take turns. Raises Exhausted when too many wait."""
         done: Future[None] = Future()
+        done.set_running_or_notify_cancel()
 
         def job() -> None:
             try:

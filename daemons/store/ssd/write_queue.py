@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from daemons.core.ids import BlockHash
-from daemons.store.ssd.log_writer import Append
+from daemons.store.ssd.log_writer import Append, begun
 from daemons.store.ssd.record import MAX_DELETES, BlockRecord, Kind, Tombstone
 
 _MAX_UNCERTAIN = 100_000
@@ -52,7 +52,7 @@ class WriteQueue:
 
     def add_deletes(self, hashes: Sequence[BlockHash]) -> "Future[bool]":
         """The last record's future stands for all, for they are written in order."""
-        done: Future[bool] = Future()
+        done = begun()
         if not hashes:
             done.set_result(True)
             return done
