@@ -147,7 +147,13 @@ class BatchWriter:
                 raise OSError(errno.ENOSPC, "no room for one bucket")
 
     def _shrink(self) -> None:
-        self._limit_bytes = self._shared.blocks.buckets.file_bytes
+        """Give up one bucket, and be content with what is left and a new one. Raises OSError when there is none."""
+        buckets, bucket_bytes = self._shared.blocks.buckets, self._shared.settings.bucket_bytes
+        before = buckets.file_bytes
+        while buckets.file_bytes == before:
+            if not self._reclaimer.step(bucket_bytes):
+                raise OSError(errno.ENOSPC, "no room for one bucket")
+        self._limit_bytes = buckets.file_bytes + bucket_bytes
         self._shrunk_until_s = self._clock() + _SHRUNK_S
         log.warning(
             "ssd filesystem full for_s=%g makes_do_with=%s",
