@@ -26,6 +26,16 @@ def admit_prefill(
     return admitted
 
 
+def admit_first_token(predicted_s: float, slo_s: float) -> None:
+    """Early rejection: nothing is computed for a request that is predicted to miss its objective; 0 is none."""
+    if 0 < slo_s < predicted_s:
+        wait_s = min(MAX_RETRY_AFTER_S, max(1.0, predicted_s - slo_s))
+        raise Rejected(
+            f"the first token is predicted after {predicted_s:.1f} s, the objective is {slo_s:g} s; try again later",
+            retry_after_ms=int(wait_s * 1000),
+        )
+
+
 def admit_decode(
     instances: Sequence[InstanceView], request: PlacementRequest, max_queue_s: float
 ) -> list[InstanceView]:

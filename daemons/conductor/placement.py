@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from daemons.conductor.admission import admit_decode, admit_prefill
+from daemons.conductor.admission import admit_decode, admit_first_token, admit_prefill
 from daemons.conductor.decode_placement import choose_decode
 from daemons.conductor.prefill_placement import POLICIES, Tuning
 from daemons.conductor.view import ClusterView, InstanceRole, InstanceView, Option, PlacementRequest
@@ -72,6 +72,7 @@ def _place_in(
         request = replace(request, matched_tokens=0)
     choice = POLICIES[tuning.policy](prefills, request, tuning)
     chosen = choice.chosen
+    admit_first_token(chosen.total_s, tuning.ttft_slo_s)
     instance = next(i for i in prefills if i.node == chosen.node)
     return Placement(
         prefill=instance,

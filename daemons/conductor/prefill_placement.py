@@ -23,6 +23,8 @@ class Tuning:
     seed: int = 0
     balancing_threshold: float = 1.5
     max_queue_s: float = 60.0
+    ttft_slo_s: float = 0.0
+    """Whoever is predicted to wait longer for the first token is rejected; 0: nobody."""
     may_pull: bool = True
     """Whether a prefill may reuse what only other hosts hold."""
 

@@ -60,4 +60,5 @@ def tuning_of(config: MasterConfig) -> Tuning:
         balancing_threshold=section.balancing_threshold,
         may_pull=section.may_pull,
         max_queue_s=section.max_queue_s,
+        ttft_slo_s=section.ttft_slo_s,
     )

@@ -40,6 +40,8 @@ class DisaggregatedPlan:
     balancing_threshold: float = 1.5
     max_queue_s: float = inf
     """Whoever would wait longer is turned away."""
+    ttft_slo_s: float = 0.0
+    """Whoever is predicted to wait longer for the first token is turned away; 0: nobody."""
     seed: int = 0
     node_tokens: int = 0
     eviction: str = "lru"
@@ -56,6 +58,7 @@ class DisaggregatedCluster:
             balancing_threshold=plan.balancing_threshold,
             max_queue_s=plan.max_queue_s,
             may_pull=plan.may_pull,
+            ttft_slo_s=plan.ttft_slo_s,
         )
         self._profile = profile
         self._cost = profile.cost_model()

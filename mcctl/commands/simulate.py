@@ -84,8 +84,14 @@ def run(
     limit: Limit = 1_000_000,
     dram_tokens: DramTokens = 0,
     max_queue: Annotated[
-        float, typer.Option(min=0, help="Reject whoever would wait longer; 0 rejects nobody.")
+        float, typer.Option(min=0, help="Reject whoever would queue longer; 0 rejects nobody.")
     ] = 0.0,
+    early_rejection: Annotated[
+        bool,
+        typer.Option(
+            "--early-rejection", help="Reject whoever is predicted to miss the TTFT objective."
+        ),
+    ] = False,
     ttft_slo: TtftSlo = 30.0,
     tbt_slo: TbtSlo = 0.1,
     seed: Seed = 0,
@@ -103,6 +109,7 @@ def run(
             decode,
             name,
             max_queue_s=max_queue or float("inf"),
+            ttft_slo_s=ttft_slo if early_rejection else 0.0,
             seed=seed,
             node_tokens=dram_tokens,
         )

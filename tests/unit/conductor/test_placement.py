@@ -294,6 +294,15 @@ def test_dynamo_weighs_waiting_tokens_against_cached_ones() -> None:
         )
 
 
+def test_a_predicted_miss_of_the_objective_is_rejected_with_the_time_to_wait() -> None:
+    seen = view(prefill("p", queue_s=9.0), decode("d"))
+    assert place(seen, request(), Tuning(ttft_slo_s=10.0)).prefill.node == "p"
+    with pytest.raises(Rejected, match="objective is 5 s") as error:
+        place(seen, request(), Tuning(ttft_slo_s=5.0))
+    assert error.value.retry_after_ms is not None
+    assert 4000 <= error.value.retry_after_ms <= 5000
+
+
 def test_load_hides_behind_compute() -> None:
     cost = CostModel(load_token_s=1e-4)
     asked = request(num_prompt_tokens=1000, matched_tokens=800, local_tokens={H0: 800})

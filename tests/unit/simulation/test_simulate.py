@@ -107,6 +107,17 @@ def test_who_would_wait_too_long_is_turned_away_and_costs_nothing() -> None:
     assert result.goodput == pytest.approx(1 - len(rejected) / len(many))
 
 
+def test_early_rejection_keeps_the_objective_of_all_others() -> None:
+    traffic = generate(WorkloadPlan("unrelated", 400, 4.0))
+    open_to_all, strict = (
+        simulate(traffic, DisaggregatedPlan(2, 2, ttft_slo_s=slo_s), PROFILE, Objectives(10.0))
+        for slo_s in (0.0, 10.0)
+    )
+    assert strict.num_rejected > 0
+    assert strict.ttft_s.p99 < 11.0 < open_to_all.ttft_s.p50
+    assert strict.goodput > 2 * open_to_all.goodput
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_the_same_inputs_give_the_same_result(policy: str) -> None:
     traffic = generate(WorkloadPlan("chats", 200, 3.0, seed=4))
