@@ -2,9 +2,9 @@
 
 A bucket that is mostly garbage is compacted: its live blocks are copied to the open bucket, whatever they are. Else the
 oldest bucket is evicted, and of its blocks those that were read since they were written get a second chance, up to a
-fraction of the bucket. Per-block LRU would rewrite or leave holes for every choice it makes; plain FIFO throws away
-what is hot. On a Zipf trace this order comes close to LRU's hit ratio for a fraction of a write more per write
-(tests/unit/store/ssd/test_reclaim.py measures both).
+fraction of the bucket. Per-block LRU would leave holes or rewrite for every choice it makes; FIFO throws away what is
+hot. On a Zipf(0.9) trace over 5 times what fits: hits 0.56 with FIFO, 0.62 with this, 0.62 with LRU, for 1.46 bytes
+written per byte put (a quarter kept: 0.61 and 1.29). tests/unit/store/ssd/test_reclaim.py measures it.
 
 A copy has a new sequence and is on disk before the old file goes, so a crash at any point leaves one or two of it.
 """
