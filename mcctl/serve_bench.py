@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from mcctl.openai_stream import Answer, Body, OpenAiClient
+from mcctl.oracle import Oracle
 
 Progress = Callable[[str], object]
 
@@ -80,7 +81,7 @@ class ServeResult(msgspec.Struct, frozen=True, kw_only=True):
     """By batch size: tokens of all sequences together, while all of them run."""
     gb_moved: float
     oracle: dict[str, dict[str, float]] | None = None
-    """The same two by plain transformers, on the same host, one after the other."""
+    """The same two by plain transformers on the same host, each measured right after ours."""
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class ServeBench:
     client: OpenAiClient
     plan: ServePlan
     progress: Progress = lambda _: None
+    oracle: Oracle | None = None
     moved_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -115,6 +117,7 @@ class ServeBench:
             prefill_tok_s={length: median(rates) for length, rates in self._prefill_rates.items()},
             decode_tok_s=decode,
             gb_moved=self.moved_bytes / 1e9,
+            oracle=None if self.oracle is None else self.oracle.rates(),
         )
 
     def _rows(self) -> Iterator[ServeRow]:
@@ -131,6 +134,8 @@ class ServeBench:
                 measured.append((cold, reused))
                 rate = cold.prompt_tokens / max(_compute_s(cold), 1e-9)
                 self._prefill_rates.setdefault(str(prefix), []).append(rate)
+                if self.oracle is not None and suffix == self.plan.suffixes[0]:
+                    self.oracle.prefill(prefix)
             yield _row(prefix, suffix, measured)
 
     def _first_tokens(self, prompts: list[list[int]]) -> list[Answer]:
@@ -149,6 +154,8 @@ class ServeBench:
             self._first_tokens(prompts)
             with ThreadPoolExecutor(batch) as pool:
                 rates.append(joint_rate(list(pool.map(self._timed, prompts))))
+            if self.oracle is not None:
+                self.oracle.decode(batch)
         return median(rates)
 
     def _timed(self, prompt: list[int]) -> tuple[float, Answer]:

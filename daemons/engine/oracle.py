@@ -1,14 +1,13 @@
-"""How fast plain transformers is here: `python -m daemons.engine.oracle MODEL`, JSON on stdout.
+"""How fast plain transformers is here: `python -m daemons.engine.oracle MODEL`, asked line by line.
 
-The yardstick of `mcctl bench serve --oracle`; nothing that serves imports it. Same dtype, one thread, greedy.
+`prefill TOKENS` and `decode BATCH` on stdin are measured once each; tokens per second come back. The yardstick of
+`mcctl bench serve --oracle`; nothing that serves imports it. Same dtype, one thread, greedy.
 """
 
 import argparse
 import inspect
-import json
 import sys
 import time
-from statistics import median
 from typing import Any, cast
 
 import torch
@@ -61,22 +60,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="oracle", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[])
-    parser.add_argument("--batch", type=int, nargs="*", default=[])
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--context", type=int, default=512, help="of a decode batch")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     oracle = Oracle(arguments.model, arguments.dtype)
     oracle.prefill_s(128)  # what is made on first use
-    runs = range(arguments.repeats)
-    prefill = {str(n): n / median(oracle.prefill_s(n) for _ in runs) for n in arguments.prefill}
-    decode = {
-        str(b): median(oracle.decode_tok_s(b, arguments.context) for _ in runs)
-        for b in arguments.batch
-    }
-    sys.stdout.write(json.dumps({"prefill_tok_s": prefill, "decode_tok_s": decode}) + "\n")
+    _say("ready")
+    for line in sys.stdin:
+        what, number = line.split()
+        if what == "prefill":
+            rate = int(number) / oracle.prefill_s(int(number))
+        else:
+            rate = oracle.decode_tok_s(int(number), arguments.context)
+        _say(str(rate))
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

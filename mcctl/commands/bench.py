@@ -1,15 +1,13 @@
 """mcctl bench: measure a cluster or a data path, beside a limit measured in the same run."""
 
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.errors import ConfigError, McError, NotFound, Unavailable
+from daemons.core.errors import ConfigError, McError, NotFound
 from daemons.core.units import format_duration, format_size, parse_size
 from daemons.protocol.node import ModelDescription
 from daemons.transfer.transports.rdma import why_unavailable
@@ -19,6 +17,7 @@ from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, new_app
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
+from mcctl.oracle import Oracle
 from mcctl.render import Column
 from mcctl.serve_bench import (
     DECODE_CONTEXT,
@@ -88,7 +87,7 @@ def serve(
             described = _described(settings_of(context).master, served)
             plan = ServePlan(model=served, vocab_size=_vocabulary(described), **shape)
             as_served = described.dtype if described is not None else "as served"
-            result = _measure(url, plan, as_served, progress)
+            result = _measure(url, plan, as_served, progress, model if oracle else None)
         else:
             dtype = dtype or "bfloat16"
             path = (
@@ -99,11 +98,7 @@ def serve(
             with LocalCluster.temporary(ClusterOptions(model=path, dtype=dtype)) as cluster:
                 vocab_size = _vocabulary(_described(cluster.master, path.name))
                 plan = ServePlan(model=path.name, vocab_size=vocab_size, **shape)
-                result = _measure(cluster.url, plan, dtype, progress)
-        if oracle:
-            progress("measuring plain transformers")
-            answer = run_oracle(model_store.find_model(model), _oracle_dtype(result), plan)
-            result = msgspec.structs.replace(result, oracle=answer)
+                result = _measure(cluster.url, plan, dtype, progress, model if oracle else None)
     _show(result, on_stderr=is_json)
     if is_json:
         render.emit_json(result)
@@ -156,22 +151,6 @@ def _transports(name: str) -> tuple[transfer_bench.TransportName, ...]:
     raise typer.BadParameter(f"{name} is none of shm, tcp, rdma, all")
 
 
-def run_oracle(path: Path, dtype: str, plan: ServePlan) -> dict[str, dict[str, float]]:
-    """A process of its own, since it needs torch and transformers."""
-    command = [
-        sys.executable, "-m", "daemons.engine.oracle", str(path), "--dtype", dtype,
-        "--prefill", *map(str, plan.prefixes), "--batch", *map(str, plan.batches),
-        "--context", str(DECODE_CONTEXT), "--repeats", str(plan.repeats),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise Unavailable(
-            f"the oracle failed: {last}; it needs pip install 'mooncake-mc[engine,test]'"
-        )
-    return msgspec.json.decode(done.stdout, type=dict[str, dict[str, float]])
-
-
 class _Shape(TypedDict, total=False):
     repeats: int
     prefixes: tuple[int, ...]
@@ -187,9 +166,21 @@ def _shape(quick: bool, repeats: int, prefix: list[int] | None, suffix: list[int
     return shape
 
 
-def _measure(url: str, plan: ServePlan, dtype: str, progress: model_store.Progress) -> ServeResult:
-    with OpenAiClient(url) as client:
-        return ServeBench(client, plan, progress).run(dtype)
+def _measure(
+    url: str,
+    plan: ServePlan,
+    dtype: str,
+    progress: model_store.Progress,
+    oracle_model: str | None,
+) -> ServeResult:
+    with OpenAiClient(url) as client, ExitStack() as stack:
+        oracle = None
+        if oracle_model is not None:
+            progress("starting plain transformers")
+            known = dtype if dtype in ("bfloat16", "float32") else "bfloat16"
+            path = model_store.find_model(oracle_model)
+            oracle = stack.enter_context(Oracle(path, known, DECODE_CONTEXT))
+        return ServeBench(client, plan, progress, oracle).run(dtype)
 
 
 def _served(url: str, wanted: str) -> str:
@@ -235,10 +226,6 @@ def _described(master: str, model: str) -> ModelDescription | None:
 
 def _vocabulary(described: ModelDescription | None) -> int:
     return _SAFE_VOCABULARY if described is None else described.vocab_size
-
-
-def _oracle_dtype(result: ServeResult) -> str:
-    return result.dtype if result.dtype in ("bfloat16", "float32") else "bfloat16"
 
 
 _COLUMNS = [

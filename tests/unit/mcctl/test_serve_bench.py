@@ -76,6 +76,40 @@ def test_estimate_grows_with_the_plan_and_is_said_coarsely() -> None:
     ]
 
 
+@dataclass
+class CountingOracle:
+    """Takes no time, remembers the order of what it was asked."""
+
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    def prefill(self, num_tokens: int) -> None:
+        self.asked.append(("prefill", num_tokens))
+
+    def decode(self, batch: int) -> None:
+        self.asked.append(("decode", batch))
+
+    def rates(self) -> dict[str, dict[str, float]]:
+        return {"prefill_tok_s": {"100": 1.0}, "decode_tok_s": {"2": 2.0}}
+
+
+def test_the_oracle_is_measured_in_turns_once_a_length_and_repeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mcctl.serve_bench._SETTLE_S", 0.0)
+    oracle = CountingOracle()
+    plan = ServePlan(
+        model="m",
+        vocab_size=50_000,
+        prefixes=(100, 300),
+        suffixes=(10, 20),
+        batches=(2,),
+        repeats=2,
+    )
+    bench = ServeBench(FakeGateway(), plan, oracle=oracle)  # type: ignore[arg-type]  # what it calls
+    assert bench.run("bfloat16").oracle == oracle.rates()
+    assert oracle.asked == [("prefill", 100)] * 2 + [("prefill", 300)] * 2 + [("decode", 2)] * 2
+
+
 def test_rows_hold_exact_lengths_and_what_is_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcctl.serve_bench._SETTLE_S", 0.0)
     plan = ServePlan(
