@@ -61,12 +61,12 @@ def bandwidth(
 
 
 def parse_bandwidth(output: str, size_bytes: int) -> float | None:
-    """The average of the row "bytes iterations peak average rate"; its MB are 2**20 bytes."""
+    """The average of the row "bytes iterations peak average rate"; its MB are 2**20 bytes. None where it says 0.00."""
     for line in output.splitlines():
         words = line.split()
         if len(words) >= 4 and words[0] == str(size_bytes):
             try:
-                return float(words[3]) * 2**20
+                return float(words[3]) * 2**20 or None
             except ValueError:
                 return None
     return None

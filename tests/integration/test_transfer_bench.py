@@ -44,4 +44,5 @@ def test_average_of_perftest_is_read() -> None:
 """
     assert parse_bandwidth(output, 1 << 20) == 78.5 * 2**20
     assert parse_bandwidth(output, 1 << 10) is None
+    assert parse_bandwidth(output.replace("78.50", "0.00"), 1 << 20) is None
     assert parse_bandwidth("Couldn't connect to 127.0.0.1:18515", 1 << 20) is None

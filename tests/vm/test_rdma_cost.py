@@ -116,13 +116,16 @@ def test_bandwidth_beside_perftest(
 
     move()
     rounds: list[tuple[float, float]] = []
-    while len(rounds) < MAX_ROUNDS and (len(rounds) < 3 or 1 / best_ratio(rounds) < LEAST_SPEED):
+    for _ in range(MAX_ROUNDS):
         started_s = time.monotonic()
         move()
         ours_s = (time.monotonic() - started_s) / len(parts)
         theirs = perftest.bandwidth(way, MIB, len(parts), ("rxe0", "rxe0p"))
-        assert theirs is not None, f"ib_{way}_bw of perftest is missing, or said nothing"
-        rounds.append((ours_s, MIB / theirs))
+        if theirs is not None:
+            rounds.append((ours_s, MIB / theirs))
+        if len(rounds) >= 3 and 1 / best_ratio(rounds) >= LEAST_SPEED:
+            break
+    assert rounds, f"ib_{way}_bw of perftest is missing, or said nothing"
     ours, theirs = (1 / min(took) for took in zip(*rounds, strict=True))
     report(
         f"{way} of 1 MiB slices: {ours:.1f} MiB/s, ib_{way}_bw {theirs:.1f}, {ours / theirs:.2f}x"
@@ -140,9 +143,10 @@ def test_bench_prints_perftest_beside_its_rows(
     assert [(row["operation"], row["size_bytes"]) for row in rows] == [
         (operation, size) for size in (64 << 10, 1 << 20) for operation in ("read", "write")
     ]
+    assert any(row["limit_gb_s"] for row in rows) or shutil.which("ib_read_bw") is None
     for row in rows:
-        beside = "no perftest"
-        if shutil.which(f"ib_{row['operation']}_bw"):
+        beside = "perftest says nothing"
+        if row["limit_gb_s"]:
             beside = f"perftest {row['limit_gb_s'] * 1e3:.1f} MB/s, ratio {row['ratio']:.2f}"
         size = f"{row['size_bytes'] >> 10} KiB"
         report(f"mcctl bench, {row['operation']} {size}: {row['gb_s'] * 1e3:.1f} MB/s; {beside}")
