@@ -24,11 +24,13 @@ from daemons.store.ssd.tier import SsdTier
 _PLAIN_NAME = "plain.tmp"
 _LAYERS = 16
 _WAIT_S = 120.0
+_READS_PER_PART = 8
+"""A thread's, before the other side has its turn: what else the machine does hits both."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMeasure:
-    """Medians over the rounds; both sides read with as many threads."""
+    """Medians over many short turns; both sides read with as many threads."""
 
     block_bytes: int
     num_blocks: int
@@ -48,7 +50,8 @@ def measure_reads(
 ) -> ReadMeasure:
     """In a directory of its own, which it leaves empty. Takes about 2.5 times `total_bytes` of disk."""
     length = block_bytes // (2 * _LAYERS) * (2 * _LAYERS)
-    num_blocks = max(num_threads, total_bytes // block_bytes)
+    part = _READS_PER_PART * num_threads
+    num_blocks = max(1, total_bytes // block_bytes // part) * part
     directory = DiskDirectory(path)
     settings = SsdSettings(
         capacity_bytes=2 * MIN_BUCKETS * max(total_bytes, 64 * MIB) // MIN_BUCKETS + 256 * MIB,
@@ -64,10 +67,12 @@ def measure_reads(
         plain = _plain_file(directory, num_blocks, length)
         targets = [aligned_buffer(length + ALIGN) for _ in range(num_threads)]
         tier_rates, plain_rates = [], []
+        tier_reads, plain_reads = _tier_reads(tier, keys), _plain_reads(plain, num_blocks)
         with ThreadPoolExecutor(num_threads) as pool:
-            for _ in range(rounds):
-                tier_rates.append(_rate(pool, targets, length, _tier_reads(tier, keys)))
-                plain_rates.append(_rate(pool, targets, length, _plain_reads(plain, num_blocks)))
+            for start in [*range(0, num_blocks, part)] * rounds:
+                end = start + part
+                tier_rates.append(_rate(pool, targets, length, tier_reads[start:end]))
+                plain_rates.append(_rate(pool, targets, length, plain_reads[start:end]))
         plain.close()
         return ReadMeasure(
             block_bytes=length,
