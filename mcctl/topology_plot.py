@@ -1,13 +1,10 @@
-"""The probed paths as a heat map: SVG written here, PNG where the optional cairosvg is installed."""
+"""The probed paths as a heat map."""
 
-import importlib
 import math
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from daemons.core.errors import ConfigError
 from mcctl.topology_probe import ProbedPath
 
 _CELL, _HEIGHT, _LEFT, _TOP, _CHARACTER = 112, 44, 24, 64, 8
@@ -16,29 +13,8 @@ _FAILED: Final = "#d7301f"
 _NONE: Final = "#f0f0f0"
 
 
-def check_plot(path: Path) -> None:
-    """Refuse, before anything is measured, what could not be written."""
-    if path.suffix not in (".svg", ".png"):
-        raise ConfigError(f"--plot {path}: the name must end in .svg or .png")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: {path.parent} is no directory")
-    if path.suffix == ".png":
-        _cairosvg()
-
-
-def write_plot(path: Path, paths: Sequence[ProbedPath]) -> None:
-    """Rows read, columns are read; the darker the faster, on a logarithmic scale."""
-    image = svg(paths)
-    try:
-        if path.suffix == ".png":
-            _cairosvg().svg2png(bytestring=image.encode(), write_to=str(path), scale=2)
-        else:
-            path.write_text(image)
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: cannot be written: {error.strerror}") from error
-
-
 def svg(paths: Sequence[ProbedPath]) -> str:
+    """Rows read, columns are read; the darker the faster, on a logarithmic scale."""
     sources = list(dict.fromkeys(path.source for path in paths))
     targets = list(dict.fromkeys(path.target for path in paths))
     found = {(path.source, path.target): path for path in paths}
@@ -100,12 +76,3 @@ def _shade(rate: float, rates: Sequence[float]) -> float:
 
 def _text(x: int, y: int, text: str, *, anchor: str = "middle", ink: str = "black") -> str:
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{ink}">{escape(text)}</text>'
-
-
-def _cairosvg() -> Any:
-    try:
-        return importlib.import_module("cairosvg")
-    except (ImportError, OSError):
-        raise ConfigError(
-            "--plot: a .png needs the Python package cairosvg; pip install cairosvg, or write a .svg"
-        ) from None

@@ -76,6 +76,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str
     policy: str
+    num_prefills: int
     num_requests: int
     num_rejected: int
     ttft_s: Spread
@@ -92,6 +93,9 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     network_gb: float
     makespan_s: float
     load: list[LoadSample]
+    ttft_percentiles_s: list[float]
+    """101 values: of 0 to 100 per cent of the finished requests."""
+    tbt_percentiles_s: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,11 @@ def spread(values: Sequence[float]) -> Spread:
         return Spread(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
     p50, p90, p99 = np.percentile(values, (50, 90, 99))
     return Spread(mean=float(np.mean(values)), p50=float(p50), p90=float(p90), p99=float(p99))
+
+
+def percentiles(values: Sequence[float]) -> list[float]:
+    """At 0, 1, ... 100 per cent; nothing when there is no value."""
+    return [float(value) for value in np.percentile(values, range(101))] if len(values) else []
 
 
 def load_over_time(

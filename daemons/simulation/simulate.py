@@ -11,6 +11,7 @@ from daemons.simulation.outcome import (
     RequestOutcome,
     SimulationResult,
     load_over_time,
+    percentiles,
     spread,
 )
 from daemons.simulation.trace import TraceRequest
@@ -48,6 +49,7 @@ def summarize(
     return SimulationResult(
         cluster=name_of(plan),
         policy=plan.sharing if isinstance(plan, CoupledPlan) else plan.policy,
+        num_prefills=num_prefills(plan),
         num_requests=len(outcomes),
         num_rejected=len(outcomes) - len(done),
         ttft_s=spread([outcome.ttft_s for outcome in done]),
@@ -61,6 +63,8 @@ def summarize(
         network_gb=network_bytes / 1e9,
         makespan_s=makespan_s,
         load=load_over_time(outcomes, num_prefills(plan)),
+        ttft_percentiles_s=percentiles([outcome.ttft_s for outcome in done]),
+        tbt_percentiles_s=percentiles([outcome.tbt_s for outcome in done if outcome.gaps]),
     )
 
 

@@ -20,8 +20,10 @@ from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.plot_file import check_plot, write_plot
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.simulation_plot import plan_charts, run_charts
 
 app = new_app()
 
@@ -44,6 +46,7 @@ Decodes = Annotated[int, typer.Option("--decode", min=1, help="Decode nodes.")]
 DramTokens = Annotated[
     int, typer.Option(min=0, help="KV each prefill node keeps in DRAM; 0: the profile's.")
 ]
+Plot = Annotated[Path | None, typer.Option(help="Also draw it: .svg, or .png.", metavar="FILE")]
 TtftSlo = Annotated[float, typer.Option(min=0.001, help="Seconds to the first token.")]
 TbtSlo = Annotated[float, typer.Option(min=0.0001, help="Seconds between tokens.")]
 
@@ -95,6 +98,7 @@ def run(
     ttft_slo: TtftSlo = 30.0,
     tbt_slo: TbtSlo = 0.1,
     seed: Seed = 0,
+    plot: Plot = None,
 ) -> None:
     """Times, reuse and goodput of one or more policies on the same traffic.
 
@@ -102,6 +106,8 @@ def run(
     Example: mcctl simulate run conversation_trace.jsonl --policy all --coupled
     Example: mcctl simulate run agents --rate 5 --prefill 4 --decode 2
     """
+    if plot is not None:
+        check_plot(plot)
     profile = find_profile(hardware)
     plans: list[ClusterPlan] = [
         DisaggregatedPlan(
@@ -125,6 +131,8 @@ def run(
     results = _simulate_all(requests, plans, profile, Objectives(ttft_slo, tbt_slo))
     output = settings_of(context).output
     render.emit(output, {"runs": results}, _RUN_COLUMNS, results, title=_title(trace, requests))
+    if plot is not None:
+        write_plot(plot, run_charts(results))
 
 
 @app.command()
@@ -138,12 +146,15 @@ def plan(
     ttft_slo: TtftSlo = 30.0,
     tbt_slo: TbtSlo = 0.1,
     seed: Seed = 0,
+    plot: Plot = None,
 ) -> None:
     """Is a cache worth it, how large, and how many nodes of each kind.
 
     \b
     Example: mcctl simulate plan conversation_trace.jsonl --nodes 12
     """
+    if plot is not None:
+        check_plot(plot)
     profile = find_profile(hardware)
     requests = _requests(trace, rate, limit, seed)
     curve = hit_curve(requests, [millions * 1_000_000 for millions in _CAPACITIES] + [0])
@@ -168,6 +179,8 @@ def plan(
             render.emit("plain", result, _RUN_COLUMNS, results)
         case "table":
             _show_plan(result, profile, nodes)
+    if plot is not None:
+        write_plot(plot, plan_charts(curve, result.distinct_tokens, results))
 
 
 @app.command()

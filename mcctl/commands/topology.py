@@ -137,7 +137,8 @@ def probe(
     \b
     Example: mcctl topology probe --plot paths.svg
     """
-    from mcctl.topology_plot import check_plot, write_plot
+    from mcctl.plot_file import check_plot, write_plot
+    from mcctl.topology_plot import svg
     from mcctl.topology_probe import ProbedPath, probe_all
     from mcctl.topology_view import PATH_COLUMNS, matrix_table
 
@@ -160,7 +161,7 @@ def probe(
     else:
         render.emit(settings.output, {"paths": paths, "warnings": warnings}, PATH_COLUMNS, paths)
     if plot is not None:
-        write_plot(plot, paths)
+        write_plot(plot, svg(paths))
     failed = [path for path in paths if path.error]
     if failed:
         first = f"{failed[0].source} -> {failed[0].target}: {failed[0].error}"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -49,6 +50,25 @@ def test_plan_shows_what_a_cache_finds(capsys: pytest.CaptureFixture[str], trace
     assert f"{5 * 512 / 9000:.1%}" in out
     assert "1P+2D" in out
     assert "best here" in err
+
+
+def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
+    for verb, charts in (("run", 4), ("plan", 2)):
+        picture = tmp_path / f"{verb}.svg"
+        status, _, _ = mcctl(capsys, verb, str(trace), "--plot", str(picture))
+        assert status == 0
+        image = ElementTree.parse(picture).getroot()
+        lines = image.findall(".//{http://www.w3.org/2000/svg}polyline")
+        assert len(lines) == charts
+        assert all(len((line.get("points") or "").split()) > 1 for line in lines)
+
+
+def test_a_plot_that_cannot_be_written_is_refused_first(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    status, out, err = mcctl(capsys, "run", str(trace), "--plot", "/no/such/place.svg")
+    assert (status, out) == (78, "")
+    assert "no directory" in err
 
 
 def test_reproduce_fails_on_a_trace_that_is_not_the_published_one(

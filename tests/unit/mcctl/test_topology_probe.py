@@ -8,7 +8,8 @@ import pytest
 
 from daemons.core.errors import ConfigError
 from daemons.protocol.request import PathMeasure
-from mcctl.topology_plot import check_plot, svg, write_plot
+from mcctl.plot_file import check_plot, write_plot
+from mcctl.topology_plot import svg
 from mcctl.topology_probe import ProbedPath, path_warnings
 from mcctl.topology_view import PATH_COLUMNS, matrix_table
 
@@ -73,7 +74,7 @@ def test_heat_map_is_well_formed_and_shows_every_path() -> None:
 def test_heat_map_is_written(tmp_path: Path) -> None:
     path = tmp_path / "paths.svg"
     check_plot(path)
-    write_plot(path, PATHS)
+    write_plot(path, svg(PATHS))
     assert path.read_text().startswith("<svg ")
 
 

@@ -1,0 +1,70 @@
+"""The pictures of `mcctl simulate`: distributions of times, load over time, what a cache of each size finds."""
+
+from collections.abc import Sequence
+
+from daemons.simulation.capacity import CapacityPoint
+from daemons.simulation.outcome import SimulationResult
+from mcctl.line_plot import Chart, Line, page
+
+
+def run_charts(results: Sequence[SimulationResult]) -> str:
+    """SVG: share of requests within a time, and how busy the instances were."""
+    names = [f"{result.cluster}, {result.policy}" for result in results]
+    named = list(zip(names, results, strict=True))
+    # The slowest run's tail must not flatten all others.
+    longest_s = 2 * max((result.ttft_s.p90 for result in results), default=0.0)
+    return page(
+        [
+            Chart(
+                "Share of requests by time to first token",
+                "seconds",
+                [Line(name, _cumulative(result.ttft_percentiles_s)) for name, result in named],
+                max_x=longest_s,
+            ),
+            Chart(
+                "Share of requests by time between tokens, the slowest tenth of each",
+                "seconds",
+                [Line(name, _cumulative(result.tbt_percentiles_s)) for name, result in named],
+            ),
+            Chart(
+                "Share of prefill instances that are busy",
+                "seconds",
+                [
+                    Line(name, [(sample.time_s, sample.prefill_busy) for sample in result.load])
+                    for name, result in named
+                ],
+            ),
+            Chart(
+                "Sequences in decode",
+                "seconds",
+                [
+                    Line(name, [(sample.time_s, sample.decode_sequences) for sample in result.load])
+                    for name, result in named
+                ],
+            ),
+        ]
+    )
+
+
+def plan_charts(
+    curve: Sequence[CapacityPoint], distinct_tokens: int, results: Sequence[SimulationResult]
+) -> str:
+    """SVG: hit rate over capacity, up to where more finds nothing more, and goodput over the split."""
+    sized = [(point.capacity_tokens / 1e6, point.hit_fraction) for point in curve]
+    hits = [(0.0, 0.0), *((size, hit) for size, hit in sized if size)]
+    splits = [(float(result.num_prefills), result.goodput) for result in results]
+    return page(
+        [
+            Chart(
+                "Share of prompt tokens found in one cache",
+                "capacity, million tokens",
+                [Line("least recently used", hits)],
+                max_x=min(hits[-1][0], max(1.0, distinct_tokens / 1e6)),
+            ),
+            Chart("Goodput by split", "prefill nodes", [Line("all nodes together", splits)]),
+        ]
+    )
+
+
+def _cumulative(percentiles: Sequence[float]) -> list[tuple[float, float]]:
+    return [(value, index / 100) for index, value in enumerate(percentiles)]
