@@ -12,9 +12,10 @@ _MAX_READ_ERRORS = 8
 
 
 class DiskHealth:
-    """A failed write lets it rest at once. Guarded by the tier's lock."""
+    """Of its reads or its writes: one failed write is enough. Guarded by the tier's lock."""
 
-    def __init__(self, rest_s: float, clock: Clock) -> None:
+    def __init__(self, what: str, rest_s: float, clock: Clock) -> None:
+        self._what = what
         self.rest_s = rest_s
         self.why = ""
         self.resume_s = clock()
@@ -32,7 +33,7 @@ class DiskHealth:
             raise Unavailable(self.why, retry_after_ms=int(left_s * 1000) + 1)
 
     def rest(self, why: str) -> None:
-        log.error("ssd tier rests for_s=%g why=%s", self.rest_s, why)
+        log.error("ssd tier rests what=%s for_s=%g why=%s", self._what, self.rest_s, why)
         self.why = why
         self.resume_s = self._clock() + self.rest_s
 

@@ -7,6 +7,8 @@ from daemons.core.units import GIB, MIB, format_size
 from daemons.store.ssd.files import ALIGN
 
 MIN_BUCKETS = 4
+MIN_BUCKET_BYTES = 10 * ALIGN
+"""The largest record of deletes fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,10 @@ class SsdSettings:
     """After the disk failed, puts are refused for so long before it is tried again."""
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes % ALIGN or not ALIGN <= self.bucket_bytes < 4 * GIB:
+        if self.bucket_bytes % ALIGN or not MIN_BUCKET_BYTES <= self.bucket_bytes < 4 * GIB:
             raise ConfigError(
-                f"a bucket of {self.bucket_bytes} bytes: give a multiple of {ALIGN} below 4GiB"
+                f"a bucket of {self.bucket_bytes} bytes: give a multiple of {ALIGN} "
+                f"from {MIN_BUCKET_BYTES} to below 4GiB"
             )
         if self.capacity_bytes < MIN_BUCKETS * self.bucket_bytes:
             raise ConfigError(

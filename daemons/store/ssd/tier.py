@@ -62,7 +62,9 @@ class SsdTier:
         self._buckets = self._blocks.buckets
         self._lock = threading.Condition(threading.Lock())
         self._queue = WriteQueue()
-        self._health = DiskHealth(settings.rest_s, clock)
+        self._health = DiskHealth("writes", settings.rest_s, clock)
+        self._read_health = DiskHealth("reads", settings.rest_s, clock)
+        """A disk that is full or cannot be written may well be read."""
         shared = Shared(
             self._lock, settings, self.counters, self._blocks, self._queue, self._health
         )
@@ -183,7 +185,7 @@ class SsdTier:
             with self._lock:
                 self._buckets.release(bucket)
         with self._lock:
-            self._health.on_read()
+            self._read_health.on_read()
             self.counters.read_blocks += 1
             self.counters.read_bytes += num_read
         return block
@@ -232,8 +234,9 @@ class SsdTier:
 
     @property
     def why_resting(self) -> str | None:
-        """Why the tier takes nothing now; None when it does."""
-        return self._health.why if self._health.is_resting else None
+        """Why puts or reads are refused now; None when they are not."""
+        resting = (health.why for health in (self._health, self._read_health) if health.is_resting)
+        return next(resting, None)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self.run_forever, name="mc-ssd-writer", daemon=True)
@@ -314,7 +317,7 @@ class SsdTier:
         """Its bucket's file stays open until it is released."""
         index = self._blocks.index
         with self._lock:
-            self._health.refuse_if_resting()
+            self._read_health.refuse_if_resting()
             row = index.find(block_hash)
             if row == NO_ROW:
                 raise NotFound(f"block {short(block_hash)} is not on this node's SSD")
@@ -339,7 +342,7 @@ class SsdTier:
         log.warning("ssd read failed block=%s why=%s", short(block_hash), error)
         with self._lock:
             self.counters.read_errors += 1
-            self._health.on_read_error(why)
+            self._read_health.on_read_error(why)
         return Unavailable(why)
 
     def _end_read(self, done: "Future[None]", error: Exception | None) -> None:

@@ -17,6 +17,7 @@ from daemons.store.ssd.record import (
     encode_tombstone,
     tombstone_bytes,
 )
+from daemons.store.ssd.settings import MIN_BUCKET_BYTES
 
 SECRET = 0x1234_5678_9ABC_DEF0
 PLACE = Place(offset=8 * ALIGN, sequence=77, durable_to=4 * ALIGN)
@@ -59,7 +60,7 @@ def test_tombstones_round_trip(keys: list[int], until: int) -> None:
 
 
 def test_a_full_tombstone_fits_the_smallest_bucket() -> None:
-    assert tombstone_bytes(Tombstone(Kind.DELETES, 1, (key(1),) * MAX_DELETES)) <= 10 * ALIGN
+    assert tombstone_bytes(Tombstone(Kind.DELETES, 1, (key(1),) * MAX_DELETES)) <= MIN_BUCKET_BYTES
 
 
 def test_clear_keeps_its_namespace() -> None:

@@ -164,6 +164,8 @@ def test_a_full_disk_costs_puts_not_the_index() -> None:
     assert isinstance(failed[-1], Exhausted)
     assert all(error is None or "filesystem is full" in str(error) for error in failed)
     assert tier.num_blocks >= 5
+    assert tier.why_resting is not None
+    tier.read(tier.hashes()[0], aligned_copy(bytes(20_000)))
     disk.capacity_bytes = 400 * KIB
     assert put(tier, clock, 200) is None
     tier.check_invariants()
@@ -171,13 +173,15 @@ def test_a_full_disk_costs_puts_not_the_index() -> None:
 
 
 def put(tier: SsdTier, clock: ManualClock, number: int) -> McError | None:
-    """The error, if any."""
+    """The error, if any; after one the disk has had its rest."""
+    if tier.why_resting is not None:
+        clock.advance(tier.settings.rest_s)
     try:
         future = tier.put(*make_block(number, layer_bytes=5000))
-        tier.run_once()
+        while tier.run_once():
+            pass
         future.result(0)
     except McError as error:
-        clock.advance(tier.settings.rest_s)
         return error
     return None
 
@@ -330,7 +334,7 @@ def test_reads_stay_right_while_buckets_are_reclaimed(directory: DiskDirectory) 
     tier = started(directory, capacity_bytes=4 * MIB, bucket_bytes=MIB, batch_bytes=256 * KIB)
     readers = Readers(tier, 60)
     random = Random(9)
-    for version in range(1, 16):
+    for version in range(1, 9):
         futures = [
             tier.put(*make_block(number, version=version, layer_bytes=15_000))
             for number in range(60)
@@ -341,7 +345,7 @@ def test_reads_stay_right_while_buckets_are_reclaimed(directory: DiskDirectory) 
     readers.close()
     assert readers.problems == []
     assert readers.num_read > 50
-    assert tier.counters.reclaimed_buckets > 10
+    assert tier.counters.reclaimed_buckets > 5
     assert tier.used_bytes <= 4 * MIB
     tier.check_invariants()
     tier.close()

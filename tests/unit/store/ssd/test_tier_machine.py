@@ -249,7 +249,7 @@ def done() -> "Future[bool]":
 
 TestTier = TierMachine.TestCase
 TestTier.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
