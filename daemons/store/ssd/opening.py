@@ -1,8 +1,9 @@
 """From files to an index, at start: every bucket's headers, replayed in the order they were written."""
 
 import logging
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from daemons.core.errors import ConfigError
 from daemons.store.ssd.aligned import aligned_buffer, write_all
@@ -84,7 +85,12 @@ def _scans(found: list[Bucket], is_direct: bool) -> Iterator[tuple[Bucket, Scan]
             return Scan(end=bucket.file_bytes)
 
     with ThreadPoolExecutor(_SCANNERS, "mc-ssd-scan") as pool:
-        yield from zip(found, pool.map(scan, found), strict=True)
+        ahead: deque[Future[Scan]] = deque()
+        for index, bucket in enumerate(found):
+            # Not all at once: the records of a million blocks are not held, only their rows in the index.
+            while len(ahead) < min(2 * _SCANNERS, len(found) - index):
+                ahead.append(pool.submit(scan, found[index + len(ahead)]))
+            yield bucket, ahead.popleft().result()
 
 
 def _trim(bucket: Bucket, scan: Scan, *, is_last: bool) -> None:
