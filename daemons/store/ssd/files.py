@@ -98,7 +98,11 @@ class DiskDirectory:
         self.path = path
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock_fd = _lock(path / _LOCK_NAME)
-        why = _why_not_direct(path / _PROBE_NAME) if wants_direct else "switched off"
+        try:
+            why = _why_not_direct(path / _PROBE_NAME) if wants_direct else "switched off"
+        except OSError:
+            self.close()
+            raise
         self.is_direct = why is None
         log.info("ssd tier path=%s o_direct=%s", path, "yes" if why is None else f"no ({why})")
 
