@@ -76,7 +76,7 @@ class Clearing:
         left_s = call.deadline_s - state.now_s() - ANSWER_EARLY_S
         clear.timer = state.loop.call_later(max(0.05, left_s), self._finish, clear)
 
-    def on_freed(self, node: NodeId, hashes: Iterable[BlockHash]) -> set[BlockHash]:
+    def on_freed(self, node: NodeId, hashes: Sequence[BlockHash]) -> set[BlockHash]:
         """Which of these a clear had asked for."""
         cleared: set[BlockHash] = set()
         for clear in list(self._clears):
@@ -109,14 +109,16 @@ class Clearing:
                 node=each.filter.node,
                 older_than_s=age_s + (each.filter.older_than_s or 0.0),
             )
+            # Every node tells all it knows, and a look at the whole directory is dear: one for each clear.
+            if not self._tombstones.add(each.filter, now_s - age_s, skew_s=_SKEW_S):
+                continue
             try:
                 found = listing.select_replicas(state.directory, older, now_s=now_s)
             except Rejected:
                 log.warning("tombstone passed over filter=%r", each.filter)
                 continue
-            if self._tombstones.add(each.filter, now_s - age_s, skew_s=_SKEW_S):
-                for node, hashes in found.items():
-                    self._tell(node, hashes)
+            for node, hashes in found.items():
+                self._tell(node, hashes)
 
     def cleared_since(self, node: NodeId, sealed: Sequence[SealedBlock]) -> set[BlockHash]:
         """Which of these were cleared after the node sealed them: it was away then."""
