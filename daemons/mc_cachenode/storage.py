@@ -44,6 +44,7 @@ class Storage:
         return self.index is not None and self.index.is_written
 
     def close(self) -> None:
+        self.replicas.flush()
         self.segment.memory.is_kept = self.is_index_written  # without an index it is of no use
         if self.index is not None:
             self.index.close()
