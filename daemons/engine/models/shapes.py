@@ -55,10 +55,12 @@ def _layer(
     if config.has_qk_norm:
         for name in ("q_norm", "k_norm"):
             yield f"{prefix}self_attn.{name}.weight", (config.head_dim,), "head_dim"
-    inner = (weights.shape(f"{prefix}mlp.gate_proj.weight") or (0,))[0]
-    for name in ("gate_proj", "up_proj"):
-        yield f"{prefix}mlp.{name}.weight", (inner, hidden), "hidden_size"
-    yield f"{prefix}mlp.down_proj.weight", (hidden, inner), "hidden_size"
+    gate = weights.shape(f"{prefix}mlp.gate_proj.weight")
+    if gate is not None:
+        inner = gate[:1]
+        for name in ("gate_proj", "up_proj"):
+            yield f"{prefix}mlp.{name}.weight", (*inner, hidden), "hidden_size"
+        yield f"{prefix}mlp.down_proj.weight", (hidden, *inner), "hidden_size"
 
 
 def _text(shape: Shape | None) -> str:

@@ -103,6 +103,17 @@ def test_config_of_another_model_is_refused_by_key_and_tensor(
         make_runner(model_dir)
 
 
+def test_missing_tensor_is_named_not_its_neighbours(
+    model_dir: Path, make_runner: Callable[..., Runner]
+) -> None:
+    path = model_dir / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.0.mlp.gate_proj.weight"]
+    save_file(tensors, path)
+    with pytest.raises(ConfigError, match=r"no tensor model\.layers\.0\.mlp\.gate_proj"):
+        make_runner(model_dir)
+
+
 def test_heads_must_share_evenly() -> None:
     with pytest.raises(ConfigError, match="cannot share"):
         read_decoder_config(LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 3})
