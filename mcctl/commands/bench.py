@@ -14,7 +14,7 @@ from daemons.transfer.transports.rdma import why_unavailable
 from mcctl import model_store, render, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import running_record
-from mcctl.commands import check_dtype, new_app
+from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
 from mcctl.oracle import Oracle
@@ -121,10 +121,7 @@ def transfer(
     Example: mcctl bench transfer --batch 32 --threads 2 --output json
     """
     transports = _transports(transport)
-    try:
-        parsed = [parse_size(size) for size in sizes.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    parsed = [parse_size(check_size(size)) for size in sizes.split(",")]
     if not all(0 < size <= transfer_bench.MAX_SIZE_BYTES for size in parsed):
         raise typer.BadParameter("a size is between 1 byte and 1 GiB")
     plan = transfer_bench.TransferPlan(parsed, batch, threads, transports)
