@@ -60,6 +60,7 @@ _FORM_WORDS: Final = {
     "endpoint": "an endpoint tcp://HOST:PORT",
     "host_port_or_empty": "a text HOST:PORT",
     "host": "an address",
+    "hosts": "a list of addresses",
     "path": "a path",
     "device": "cpu or cuda:N",
     "size": 'a size such as "512MiB", or bytes',

@@ -53,7 +53,9 @@ class TransferSection(Section, frozen=True, kw_only=True):
     """Data paths. `host` is the address bound and told to others; `port` 0 takes a free one."""
 
     host: Host = "127.0.0.1"
-    more_hosts: list[str] = msgspec.field(default_factory=list)
+    more_hosts: Annotated[list[str], msgspec.Meta(extra={"form": "hosts"})] = msgspec.field(
+        default_factory=list
+    )
     """Addresses of further NICs, each on the same port, bound and told too: peers spread tcp transfers over all of
     them, and go on when some are lost."""
     port: Port = 0

@@ -50,7 +50,8 @@ def is_endpoint(text: str) -> bool:
     return tcp[1] != "*" and tcp[2] != "*" and 0 < int(tcp[2]) <= MAX_PORT
 
 
-def _is_host_port(text: str) -> bool:
+def is_host_port(text: str) -> bool:
+    """IPv6 in brackets; port 0 for a free one."""
     match = _HOST_PORT.fullmatch(text)
     return match is not None and int(match[2]) <= MAX_PORT
 
@@ -69,10 +70,14 @@ FORMS: Final[Mapping[str, Form]] = {
         "tcp://HOST:PORT, PORT 1 to 65535", lambda text: not text or is_endpoint(text)
     ),
     "host_port_or_empty": Form(
-        'HOST:PORT, PORT at most 65535, or ""', lambda t: not t or _is_host_port(t)
+        'HOST:PORT, PORT at most 65535, or ""', lambda t: not t or is_host_port(t)
     ),
     "host": Form(
         "an address of this host, such as 127.0.0.1", lambda t: _HOST.fullmatch(t) is not None
+    ),
+    "hosts": Form(
+        "addresses of this host, each once",
+        lambda hosts: all(map(_HOST.fullmatch, hosts)) and len(set(hosts)) == len(hosts),
     ),
     "url_or_empty": Form(
         "http://HOST:PORT", lambda t: not t or t.startswith(("http://", "https://"))

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
+from daemons.config.forms import is_host_port
 from daemons.core.errors import ConfigError
-
-_MAX_PORT = 65535
 
 
 class _Shown(Collector):
@@ -34,11 +33,13 @@ class MetricsServer:
         self._server = None
         if not listen:
             return
-        host, _, port = listen.rpartition(":")
-        if not port.isdigit() or int(port) > _MAX_PORT or not host:
+        if not is_host_port(listen):
             raise ConfigError(f"`node.metrics`: {listen!r} is not host:port; empty turns it off")
+        host, _, port = listen.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(int(port), addr=host, registry=served)
+            self._server, self._thread = start_http_server(
+                int(port), addr=host.strip("[]"), registry=served
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {listen}: {error.strerror}; choose another `node.metrics`"

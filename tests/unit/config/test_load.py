@@ -91,6 +91,8 @@ def test_wrong_values_name_their_key(tmp_path: Path, text: str, part: str) -> No
         ("master.endpoint", "tcp://*:7700", "write tcp://HOST:PORT"),
         ("transfer.host", "", "an address of this host"),
         ("transfer.host", "tcp://h", "an address of this host"),
+        ("transfer.more_hosts", ["tcp://h"], "addresses of this host"),
+        ("transfer.more_hosts", ["10.0.0.1", "10.0.0.1"], "each once"),
         ("transfer.port", 70000, "<= 65535"),
         ("transfer.transports", [], "one or more of shm, tcp, rdma"),
         ("transfer.transports", ["tcp", "tcp"], "each once"),

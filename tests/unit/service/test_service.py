@@ -111,6 +111,20 @@ def test_metrics_are_served_and_a_bad_address_is_said() -> None:
     assert MetricsServer("", registry).address == ""
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_metrics_are_served_on_ipv6() -> None:
+    try:
+        server = MetricsServer("[::1]:0", CollectorRegistry())
+    except ConfigError as error:
+        pytest.skip(error.message)
+    try:
+        assert server.address.startswith("[::1]:")
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5) as answer:
+            assert answer.status == 200
+    finally:
+        server.close()
+
+
 def test_metrics_address_is_taken_before_there_is_anything_to_show() -> None:
     server = MetricsServer("127.0.0.1:0")
     try:
