@@ -5,12 +5,12 @@ Three ways to share an instance: `stalling` (a waiting prompt goes before all de
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence as Requests
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from daemons.simulation.decode_batch import RunningBatch, Sequence, StepRun
+from daemons.simulation.decode_batch import RunningBatch, RunningSequence, StepRun
 from daemons.simulation.events import EventQueue
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.outcome import RequestOutcome
@@ -53,7 +53,7 @@ class CoupledCluster:
             for number in range(plan.num_instances)
         ]
 
-    def run(self, requests: Requests[TraceRequest]) -> list[RequestOutcome]:
+    def run(self, requests: Sequence[TraceRequest]) -> list[RequestOutcome]:
         """Outcomes in the order of the requests."""
         outcomes = []
         for request in requests:
@@ -193,7 +193,7 @@ class CoupledInstance:
             self._finished(prompt.outcome)
             return
         self._batch.add(
-            Sequence(prompt.outcome, request.input_tokens, request.output_tokens - 1, now_s)
+            RunningSequence(prompt.outcome, request.input_tokens, request.output_tokens - 1, now_s)
         )
 
     def _finished(self, outcome: RequestOutcome) -> None:
@@ -207,7 +207,7 @@ class _PrefixCache:
         self._num_tokens = num_tokens
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def match(self, blocks: Requests[int]) -> int:
+    def match(self, blocks: Sequence[int]) -> int:
         count = 0
         for block in blocks:
             if block not in self._blocks:
@@ -218,7 +218,7 @@ class _PrefixCache:
             self._blocks.move_to_end(block)
         return count
 
-    def add(self, blocks: Requests[int], *, num_pinned_tokens: int) -> None:
+    def add(self, blocks: Sequence[int], *, num_pinned_tokens: int) -> None:
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)

@@ -22,7 +22,7 @@ Finished = Callable[[RequestOutcome], object]
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class RunningSequence:
     """`last_token_s`: when its newest token came."""
 
     outcome: RequestOutcome
@@ -40,7 +40,7 @@ class RunningBatch:
     """The sequences that take part in a step, and the KV they may come to hold."""
 
     def __init__(self, profile: HardwareProfile, finished: Finished) -> None:
-        self.sequences: list[Sequence] = []
+        self.sequences: list[RunningSequence] = []
         self.kv_tokens = 0
         self._profile = profile
         self._finished = finished
@@ -52,7 +52,7 @@ class RunningBatch:
         fits = self.kv_tokens + kv_tokens <= self._profile.kv.device_tokens
         return fits and len(self.sequences) < MAX_SEQUENCES
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: RunningSequence) -> None:
         self.sequences.append(sequence)
         self.kv_tokens += sequence.kv_tokens
 
@@ -135,10 +135,10 @@ class DecodeInstance:
     def __init__(self, events: EventQueue, profile: HardwareProfile, finished: Finished) -> None:
         self._events = events
         self._batch = RunningBatch(profile, finished)
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[RunningSequence] = deque()
         self._run = StepRun(events, self._ended)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: RunningSequence) -> None:
         """It takes part from the next step on, once its KV fits."""
         self._waiting.append(sequence)
         if self._run.is_active:

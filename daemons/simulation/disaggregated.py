@@ -5,7 +5,7 @@ replicas. KV streams to decode layer by layer while it is computed.
 """
 
 from collections import Counter
-from collections.abc import Sequence as Requests
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -17,7 +17,7 @@ from daemons.conductor.view import ClusterView, InstanceRole, InstanceView, Plac
 from daemons.conductor.workload import Work, Workload
 from daemons.core.errors import Rejected
 from daemons.core.ids import HostId, NodeId, RequestId
-from daemons.simulation.decode_batch import DecodeInstance, Sequence
+from daemons.simulation.decode_batch import DecodeInstance, RunningSequence
 from daemons.simulation.events import EventQueue
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.network import Network
@@ -77,7 +77,7 @@ class DisaggregatedCluster:
         node_tokens = plan.node_tokens or profile.kv.dram_tokens
         self.pool = SimulatedPool(prefills, node_tokens, plan.eviction)
 
-    def run(self, requests: Requests[TraceRequest]) -> list[RequestOutcome]:
+    def run(self, requests: Sequence[TraceRequest]) -> list[RequestOutcome]:
         outcomes = [
             RequestOutcome(
                 request.number, request.arrival_s, request.input_tokens, request.output_tokens
@@ -128,7 +128,7 @@ class DisaggregatedCluster:
         )
 
     def _pull(
-        self, request: TraceRequest, rows: Requests[int], num_local: int, node: NodeId
+        self, request: TraceRequest, rows: Sequence[int], num_local: int, node: NodeId
     ) -> float:
         """Fetch what the prefill node does not hold itself; when it is there."""
         now_s = self._events.now_s
@@ -151,7 +151,7 @@ class DisaggregatedCluster:
         # The last layer is made at the end and follows on its own.
         first_s = now_s + outcome.prefill_s
         last_layer_s = num_bytes / self._profile.kv.num_layers / self._profile.bandwidth.network
-        sequence = Sequence(
+        sequence = RunningSequence(
             outcome,
             num_context=request.input_tokens,
             num_left=request.output_tokens - 1,
@@ -170,7 +170,7 @@ class DisaggregatedCluster:
     def _finished(self, outcome: RequestOutcome) -> None:
         self._workload.remove(RequestId(str(outcome.number)), now_s=self._events.now_s)
 
-    def _store(self, node: NodeId, blocks: Requests[int], first: int) -> None:
+    def _store(self, node: NodeId, blocks: Sequence[int], first: int) -> None:
         self.pool.store(node, blocks, first, now_s=self._events.now_s)
 
     # -- what the master does ------------------------------------------------------------------------------------
