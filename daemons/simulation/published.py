@@ -1,4 +1,4 @@
-"""What the papers print, to stand beside ours: the FAST'25 paper, figures 1, 5 and 9 (16 nodes of 8 x A800)."""
+"""What the papers print, to stand beside ours: FAST'25, figures 1, 5 and 9 (16 nodes of 8 x A800); arXiv, figure 12."""
 
 from typing import Final
 
@@ -29,6 +29,10 @@ EFFECTIVE_VLLM: Final = {0.1: 0.161, 0.2: 0.388, 0.3: 0.628}
 EFFECTIVE_VLLM_PREFIX: Final = {0.1: 0.151, 0.2: 0.344, 0.3: 0.560}
 EFFECTIVE_VLLM_CHUNKED: Final = {0.1: 0.094, 0.2: 0.288, 0.3: 0.554}
 """Figure 1: share of requests with TTFT <= 30 s and TBT within so many seconds."""
+
+LONG_CONTEXT_VLLM: Final = {16_384: 0.2, 32_768: 0.2, 65_536: 0.2, 131_072: 0.12}
+LONG_CONTEXT_MOONCAKE: Final = {16_384: 1.25, 32_768: 0.6, 65_536: 0.3, 131_072: 0.14}
+"""Figure 12 of the arXiv paper: highest tested rate within the objectives, by prompt tokens."""
 
 OBSERVED_STEP_S: Final = 0.045
 """Decode step of figure 1's runs. Figure 14's 26 ms of one request alone cannot be it: there, half of Mooncake's own
