@@ -1,5 +1,6 @@
 """Sections that several processes share."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -24,6 +25,10 @@ Host = Annotated[str, msgspec.Meta(extra={"form": "host"})]
 Directory = Annotated[str, msgspec.Meta(extra={"form": "path"})]
 Size = Annotated[str | int, msgspec.Meta(extra={"form": "size"})]
 """Bytes: a number, or text such as "512MiB"."""
+
+
+def topology_file(section: "TransferSection") -> Path | None:
+    return Path(section.topology) if section.topology else None
 
 
 def size_bytes(value: Size, key: str) -> int:
@@ -67,6 +72,9 @@ class TransferSection(Section, frozen=True, kw_only=True):
     secret_file: str = ""
     """File with the secret that daemons of one cluster share, the same on all: who does not know it reads only what
     was granted. Empty: on this host processes of the same user trust each other, and TCP asks for nothing."""
+    topology: str = ""
+    """TOML file that corrects what this host says of its NICs and RDMA devices: node, speed, which to prefer or ignore.
+    Empty: what it says."""
     timeout_s: Seconds = 10.0
     """A transfer that takes longer has failed: one block put, the KV of some layers, a reused prefix."""
 

@@ -5,6 +5,7 @@ import os
 import threading
 from typing import Final
 
+from daemons.config.common import topology_file
 from daemons.config.mc_cachenode import CachenodeConfig
 from daemons.core.ids import Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
@@ -48,6 +49,7 @@ class CachenodeApp:
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self.endpoint = self._server.endpoint
         self._metrics_server = MetricsServer(config.node.metrics, self._metrics.registry)
+        topology = topology_file(config.transfer)
         self._engine = TransferEngine(
             epoch=self._epoch,
             bind_host=config.transfer.host,
@@ -56,8 +58,11 @@ class CachenodeApp:
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
             secret=read_secret(config.transfer.secret_file),
+            topology=topology,
         )
-        self._devices = host_devices(wants_rdma="rdma" in config.transfer.transports)
+        self._devices = host_devices(
+            wants_rdma="rdma" in config.transfer.transports, override=topology
+        )
         try:
             self._storage = open_storage(config.segment, self._node, self._on_lost)
         except BaseException:

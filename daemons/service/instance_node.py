@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry
 
+from daemons.config.common import topology_file
 from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.ids import NodeId, new_epoch
@@ -50,6 +51,7 @@ class InstanceNode:
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
             secret=read_secret(config.transfer.secret_file),
+            topology=topology_file(config.transfer),
         )
         try:
             self._server = Server(self.loop, config.node.listen, self._hello, handle)
@@ -131,6 +133,9 @@ class InstanceNode:
             model=self.instance.model,
             capacity_tokens=self.instance.arena.capacity_tokens,
             metrics=self._metrics.address,
-            devices=host_devices(wants_rdma="rdma" in self._config.transfer.transports),
+            devices=host_devices(
+                wants_rdma="rdma" in self._config.transfer.transports,
+                override=topology_file(self._config.transfer),
+            ),
             ticks_ms=self.transfer.ticks_ms(),
         )

@@ -4,7 +4,9 @@ Transports are tried in order of reach: own memory, a peer on this host, TCP. Th
 the owner of memory is the one who writes it. WRITE is for users who agreed on a region by its access "read-write".
 """
 
+import contextlib
 import dataclasses
+import functools
 import secrets
 import threading
 import time
@@ -18,6 +20,8 @@ from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, 
 from daemons.transfer.buffers import Buffer
 from daemons.transfer.capability import Capability, CapabilityKey, Operation
 from daemons.transfer.handle import BatchStatus, Handle, state_after
+from daemons.transfer.hardware import Topology
+from daemons.transfer.links import interface_to
 from daemons.transfer.listeners import listen
 from daemons.transfer.memory import Access, SharedMemory, host_id
 from daemons.transfer.notifications import MAX_MESSAGE_BYTES, Notification, Notifications
@@ -55,7 +59,8 @@ class TransferEngine:
     `unix_dir` None or no "shm" among `transports`: TCP only; it listens on nothing but what it is told. `more_hosts`
     are addresses of further NICs: peers spread TCP transfers over all of them and outlive the loss of some. With
     `secret`, daemons are the peers that know it, else processes of the same user on this host; only they map
-    memory. `require_capability`: others get only what a `grant` opens; None: where there is a secret.
+    memory. `require_capability`: others get only what a `grant` opens; None: where there is a secret. `topology` is
+    a file that corrects what this host says of its devices. What cannot be had raises ConfigError, and nothing stays.
     """
 
     def __init__(  # noqa: PLR0913  # settings of a process, by keyword
@@ -70,6 +75,7 @@ class TransferEngine:
         secret: bytes | None = None,
         require_capability: bool | None = None,
         max_notifications: int = 1024,
+        topology: Path | None = None,
     ) -> None:
         unknown = [scheme for scheme in transports if scheme not in _SCHEMES]
         if unknown:
@@ -78,6 +84,9 @@ class TransferEngine:
         if require_capability is None:
             require_capability = secret is not None
         self._secret = secret
+        self._topology_file = topology
+        if topology is not None:
+            _ = self.topology  # a wrong file is refused now, not at the first transfer
         self._regions = RegionTable()
         self._notifications = Notifications(max_notifications)
         self._key = CapabilityKey(epoch, secret)
@@ -85,48 +94,66 @@ class TransferEngine:
         self._transports: list[Transport] = [
             LoopbackTransport({epoch: self._regions}, {epoch: self._notifications})
         ]
-        self._tcp = TcpTransport(secret) if "tcp" in transports else None
-        self._rdma = None
-        if "rdma" in transports:
-            # Keys open whole regions: where others may only do what is granted, nobody without the secret gets one.
-            guard = secrets.token_bytes(32) if require_capability and secret is None else secret
-            self._rdma = open_rdma(
-                epoch,
-                bind_host,
-                self._deliver,
-                guard,
-                is_required="tcp" not in transports,
-                topology=discover(),
+        self._tcp = None
+        if "tcp" in transports:
+            self._tcp = TcpTransport(secret, link_speed=self._link_speed)
+        with contextlib.ExitStack() as undo:
+            self._rdma = None
+            if "rdma" in transports:
+                # Keys open whole regions: where others may only do what is granted, nobody without the secret gets one.
+                guard = secrets.token_bytes(32) if require_capability and secret is None else secret
+                self._rdma = open_rdma(
+                    epoch,
+                    bind_host,
+                    self._deliver,
+                    guard,
+                    is_required="tcp" not in transports,
+                    topology=self.topology,
+                )
+            if self._rdma is not None:
+                undo.callback(self._rdma.close)
+            known = {"shm": self._shm, "tcp": self._tcp, "rdma": self._rdma}
+            self._transports += [found for scheme in transports if (found := known[scheme])]
+            self._unix_path = (
+                unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
             )
-        known = {"shm": self._shm, "tcp": self._tcp, "rdma": self._rdma}
-        self._transports += [found for scheme in transports if (found := known[scheme])]
-        self._unix_path = unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
-        hosts = (bind_host, *more_hosts) if "tcp" in transports else ()
-        listeners, endpoints = listen(hosts, tcp_port, self._unix_path)
-        self.address = DataAddress(
-            host_id=host_id(),
-            unix_path=str(self._unix_path or ""),
-            tcp=endpoints[0] if endpoints else "",
-            tcp_more=endpoints[1:],
-            epoch=epoch,
-            rdma=self._rdma.endpoint if self._rdma else "",
-        )
-        if self._shm is not None and self._unix_path is not None:
-            self._shm.local_address = self.address
-        service = Service(
-            regions=self._regions,
-            epoch=epoch,
-            rules=AccessRules(self._key, secret, require_capability),
-            notifications=self._notifications,
-            pull=self._pull,
-        )
-        self._server = DataServer(service, listeners)
+            hosts = (bind_host, *more_hosts) if "tcp" in transports else ()
+            listeners, endpoints = listen(hosts, tcp_port, self._unix_path)
+            for listener in listeners:
+                undo.enter_context(listener)
+            undo.callback(self._unlink)
+            self.address = DataAddress(
+                host_id=host_id(),
+                unix_path=str(self._unix_path or ""),
+                tcp=endpoints[0] if endpoints else "",
+                tcp_more=endpoints[1:],
+                epoch=epoch,
+                rdma=self._rdma.endpoint if self._rdma else "",
+            )
+            if self._shm is not None and self._unix_path is not None:
+                self._shm.local_address = self.address
+            service = Service(
+                regions=self._regions,
+                epoch=epoch,
+                rules=AccessRules(self._key, secret, require_capability),
+                notifications=self._notifications,
+                pull=self._pull,
+            )
+            self._server = DataServer(service, listeners)
+            undo.pop_all()
         self._submit_workers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
+    @functools.cached_property
+    def topology(self) -> Topology:
+        """Of this host, as the topology file corrects it; read once."""
+        return discover(override=self._topology_file)
+
     def sibling(self, transport: str) -> "TransferEngine":
         """One more engine of this process, with its secret; for measuring one transport."""
-        return TransferEngine(transports=(transport,), secret=self._secret)
+        return TransferEngine(
+            transports=(transport,), secret=self._secret, topology=self._topology_file
+        )
 
     @property
     def counters(self) -> ServerCounters:
@@ -310,8 +337,7 @@ class TransferEngine:
         for transport in self._transports:
             transport.close()
         self._regions.close()
-        if self._unix_path is not None:
-            self._unix_path.unlink(missing_ok=True)
+        self._unlink()
 
     def _read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
         """One contiguous READ by the path that the long way would take; False where that must be found out."""
@@ -331,6 +357,14 @@ class TransferEngine:
         if self._shm is not None and self._shm.reaches(address):
             return self._shm.write_quick(batch)
         return self._tcp is not None and self._tcp.write_quick(batch)
+
+    def _unlink(self) -> None:
+        if self._unix_path is not None:
+            self._unix_path.unlink(missing_ok=True)
+
+    def _link_speed(self, endpoint: str) -> float | None:
+        nic = interface_to(endpoint)
+        return self.topology.link_bytes_per_s(nic) if nic else None
 
     def _deliver(self, region_id: int, message: bytes) -> bool:
         """A notification that came by RDMA; the others come by the data port."""

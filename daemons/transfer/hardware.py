@@ -141,9 +141,22 @@ class Topology(Hardware, frozen=True, kw_only=True):
     rdma: list[RdmaDevice]
     gpus: list[Gpu]
     matrix: dict[str, dict[Scheme, Affinity]] = msgspec.field(default_factory=dict)
+    ignored: list[str] = msgspec.field(default_factory=list)
+    """Devices that must carry nothing, by the override file."""
     notes: list[str] = msgspec.field(default_factory=list)
     """What could not be read or made sense of."""
 
     def affinity(self, location: str, scheme: Scheme) -> Affinity:
         """Empty for a location that this host does not have."""
         return self.matrix.get(location, {}).get(scheme, Affinity())
+
+    def link_bytes_per_s(self, name: str, port: int | None = None) -> float | None:
+        """Speed of a NIC, or of a port of an RDMA device; None where neither the host nor the override file says."""
+        for device in self.rdma:
+            if device.name == name:
+                rates = [p.rate_gbps for p in device.ports if p.port == port and p.rate_gbps]
+                return rates[0] * 1e9 / 8 if rates else None
+        for nic in self.nics:
+            if nic.name == name and nic.speed_mbps:
+                return nic.speed_mbps * 1e6 / 8
+        return None

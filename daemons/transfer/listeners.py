@@ -26,7 +26,7 @@ def listen(
             endpoints.append(f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}")
         if unix_path is not None:
             listeners.append(_listen_unix(unix_path))
-    except ConfigError:
+    except BaseException:
         for listener in listeners:
             listener.close()
         raise
@@ -55,7 +55,11 @@ def _listen_unix(path: Path) -> socket.socket:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_dead_sockets(path.parent)
         listener.bind(str(path))
-        listener.listen(_BACKLOG)
+        try:
+            listener.listen(_BACKLOG)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {path}: {error.strerror}") from error

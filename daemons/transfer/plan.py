@@ -22,7 +22,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, NewType
+from typing import Final, Literal, NamedTuple, NewType
 
 from daemons.core.units import KIB, MIB
 from daemons.transfer.slices import Slice
@@ -31,13 +31,16 @@ BatchId = NewType("BatchId", int)
 Ticket = NewType("Ticket", int)
 """One attempt to send one slice."""
 
+ASSUMED_BYTES_PER_S: Final = 1.25e9
+"""Of a link whose speed nobody knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Path:
     """A way to the peer. `bytes_per_s` is the link's speed; what share of it is reached is learnt from all paths."""
 
     name: str
-    bytes_per_s: float = 1.25e9
+    bytes_per_s: float = ASSUMED_BYTES_PER_S
     max_in_flight: int = 16
 
 

@@ -3,17 +3,13 @@
 Only ever READs zeros of memory made for this; what it costs the measured node is the bandwidth of `PROBE_S`.
 """
 
-import fcntl
-import socket
 import statistics
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,6 +20,7 @@ from daemons.core.units import MIB
 from daemons.protocol.request import PathMeasure
 from daemons.protocol.segment import DataAddress, Grant, RegionRef
 from daemons.transfer.engine import TransferEngine
+from daemons.transfer.links import interface_to
 from daemons.transfer.memory import allocate_shared, host_id
 from daemons.transfer.strided import contiguous
 from daemons.transfer.transports.base import Read
@@ -35,7 +32,6 @@ _MAX_LATENCIES: Final = 1000
 _TIMEOUT_S: Final = 2.0
 _NUM_STREAMS: Final = 4
 """Over a network; one thread copies as fast as the memory of one core allows, so `shm` has one."""
-_SIOCGIFADDR: Final = 0x8915
 
 _regions: weakref.WeakKeyDictionary[TransferEngine, RegionRef] = weakref.WeakKeyDictionary()
 _regions_lock = threading.Lock()
@@ -111,7 +107,8 @@ class _Source:
 def _measure(source: _Source, scheme: str, seconds: float, reasons: list[str]) -> PathMeasure:
     latency_s = _latency(source, seconds / 3)
     rate = _bandwidth(source, 1 if scheme == "shm" else _NUM_STREAMS, seconds)
-    nic, link = ("", None) if scheme == "shm" else _link_to(source.region.address.tcp)
+    nic = "" if scheme == "shm" else interface_to(source.region.address.tcp)
+    link = source.engine.topology.link_bytes_per_s(nic) if nic else None
     return PathMeasure(
         transport=scheme,
         latency_s=latency_s,
@@ -170,38 +167,3 @@ def _breaking(ready: threading.Barrier, run: Callable[[int], int]) -> Callable[[
             raise
 
     return guarded
-
-
-def _link_to(endpoint: str) -> tuple[str, float | None]:
-    """The interface that leads to a peer and its link speed; ("", None) where there is none, as to oneself."""
-    host, _, port = endpoint.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((host, int(port)))  # sends nothing: it only chooses the route
-            name = _interface_of(sock, sock.getsockname()[0])
-        if not name or name == "lo":
-            return "", None
-        speed = int(Path("/sys/class/net", name, "speed").read_text())
-    except (OSError, ValueError):
-        return "", None
-    return name, speed * 125_000 if speed > 0 else None
-
-
-def _interface_of(sock: socket.socket, address: str) -> str:
-    if sock.family == socket.AF_INET6:
-        wanted = socket.inet_pton(socket.AF_INET6, address).hex()
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            if line.startswith(wanted):
-                return line.split()[-1]
-        return ""
-    for _, name in socket.if_nameindex():
-        request = struct.pack("16s24x", name.encode())
-        try:
-            reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
-        except OSError:
-            continue  # it has no IPv4 address
-        if socket.inet_ntoa(reply[20:24]) == address:
-            return name
-    return ""

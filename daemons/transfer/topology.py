@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ from daemons.transfer.hardware import (
 )
 from daemons.transfer.sysfs import Sysfs
 from daemons.transfer.transports.rdma import why_unavailable
+
+D = TypeVar("D", bound=Device)
 
 _SAME_SWITCH: Final = 0
 """Plus the bridges between the two; the numbers below are only compared with each other."""
@@ -77,6 +79,7 @@ def discover(sysfs_root: Path = Path("/sys"), override: Path | None = None) -> T
     if override:
         _check(chosen, topology, override)
         topology = _corrected(topology, chosen)
+        topology = msgspec.structs.replace(topology, ignored=sorted(chosen.ignore))
     return msgspec.structs.replace(topology, matrix=_matrix(topology, chosen, override))
 
 
@@ -101,12 +104,12 @@ def describe_devices(topology: Topology) -> list[str]:
     lines = [
         f"{gpu.location}: {gpu.vendor} GPU, node {_or_unknown(gpu.numa)}" for gpu in topology.gpus
     ]
-    for device in topology.rdma:
+    for device in _carrying(topology, topology.rdma):
         rate = max((port.rate_gbps or 0.0 for port in device.ports if port.is_up), default=0.0)
         state = f"{rate:g} Gbit/s" if device.is_up else "DOWN"
         kind = f"RDMA ({', '.join(device.nics)})" if device.nics else "RDMA"
         lines.append(f"{device.name}: {kind}, {state}, node {_or_unknown(device.numa)}")
-    for nic in topology.nics:
+    for nic in _carrying(topology, topology.nics):
         if nic.kind != "virtual" and nic.is_up:
             speed = f"{nic.speed_mbps / 1000:g} Gbit/s" if nic.speed_mbps else "speed unknown"
             lines.append(f"{nic.name}: NIC, {speed}, node {_or_unknown(nic.numa)}")
@@ -114,11 +117,19 @@ def describe_devices(topology: Topology) -> list[str]:
 
 
 @functools.cache
-def host_devices(*, wants_rdma: bool) -> list[str]:
+def host_devices(*, wants_rdma: bool, override: Path | None = None) -> list[str]:
     """`describe_devices` of this host as it was when first asked, and why it has no RDMA where that is wanted."""
-    lines = describe_devices(discover())
+    topology = discover(override=override)
+    lines = describe_devices(topology)
+    if override is not None:
+        ignored = f", which ignores {', '.join(topology.ignored)}" if topology.ignored else ""
+        lines.append(f"corrected by {override}{ignored}")
     why = why_unavailable() if wants_rdma else None
     return [*lines, f"rdma: not used: {why}"] if why else lines
+
+
+def _carrying(topology: Topology, devices: Iterable[D]) -> list[D]:
+    return [device for device in devices if device.name not in topology.ignored]
 
 
 def _or_unknown(numa: int | None) -> str:

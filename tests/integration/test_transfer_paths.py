@@ -14,7 +14,9 @@ import pytest
 from daemons.core.errors import ConfigError, TransferError, Unavailable
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import Read, ReadBatch, TransferEngine, Write, contiguous
+from daemons.transfer.plan import ASSUMED_BYTES_PER_S
 from daemons.transfer.transports.paths import STALL_S
+from daemons.transfer.transports.tcp import TcpTransport
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -128,6 +130,18 @@ def test_it_listens_on_exactly_the_addresses_that_it_was_told(
             socket.create_connection(("127.0.0.4", int(port)))
     with pytest.raises(ConfigError, match="twice"):
         make_engine(bind_host=HOSTS[0], more_hosts=[HOSTS[0]])
+
+
+def test_a_path_is_worth_its_link_until_it_was_measured(
+    make_engine: Callable[..., TransferEngine],
+) -> None:
+    region = make_engine(more_hosts=HOSTS[1:2]).register(pattern(1))
+    first, second = region.address.tcp, region.address.tcp_more[0]
+    transport = TcpTransport(link_speed={first: 25e9, second: None}.get)
+    transport.read(ReadBatch(region, [Read.into(contiguous(0, 64), np.zeros(64, np.uint8))]))
+    rates = {view.name: view.bytes_per_s for view in transport.views(region.address)}
+    transport.close()
+    assert rates == {first: 25e9, second: ASSUMED_BYTES_PER_S}
 
 
 def test_reads_and_writes_are_spread_and_every_byte_is_right(

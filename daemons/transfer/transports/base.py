@@ -247,4 +247,4 @@ class Transport(Protocol):
 
 def describe(address: DataAddress) -> str:
     """Short name of a peer for messages."""
-    return f"{address.tcp or address.unix_path}/{short(f'{address.epoch:x}')}"
+    return f"{address.tcp or address.unix_path or address.rdma}/{short(f'{address.epoch:x}')}"

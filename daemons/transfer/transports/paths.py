@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic
 
 from daemons.core.errors import McError, Unavailable
-from daemons.transfer.plan import BatchId, Path, PathBook, PathView, Send
+from daemons.transfer.plan import ASSUMED_BYTES_PER_S, BatchId, Path, PathBook, PathView, Send
 from daemons.transfer.slices import Slice, Span
 from daemons.transfer.transports.base import NotOver, ReadBatch, Unreachable, WriteBatch
 from daemons.transfer.transports.fence import HalfClosed
@@ -51,9 +51,15 @@ class _Job(Generic[B]):
 class Paths:
     """Thread safe; a batch runs in its caller's thread and in some of `workers`."""
 
-    def __init__(self, pools: Mapping[str, StreamPool]) -> None:
+    def __init__(self, pools: Mapping[str, StreamPool], links: Mapping[str, float | None]) -> None:
+        """`links`: bytes a second of each path's link, None where nobody knows."""
         self._pools = dict(pools)
-        self._book = PathBook([Path(name, max_in_flight=MAX_CONNECTIONS) for name in pools])
+        self._book = PathBook(
+            [
+                Path(name, links[name] or ASSUMED_BYTES_PER_S, max_in_flight=MAX_CONNECTIONS)
+                for name in pools
+            ]
+        )
         self._changed = threading.Condition()
 
     @property

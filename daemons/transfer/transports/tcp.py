@@ -38,8 +38,15 @@ class TcpTransport:
 
     scheme: ClassVar[str] = "tcp"
 
-    def __init__(self, secret: bytes | None = None, num_streams: int | None = None) -> None:
+    def __init__(
+        self,
+        secret: bytes | None = None,
+        num_streams: int | None = None,
+        link_speed: Callable[[str], float | None] = lambda _endpoint: None,
+    ) -> None:
+        """`link_speed`: bytes a second of the link that leads to "host:port", None where nobody knows."""
         self._secret = secret
+        self._link_speed = link_speed
         self._num_streams = num_streams
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], StreamPool | Paths] = {}
@@ -165,17 +172,17 @@ class TcpTransport:
     def _open(self, address: DataAddress) -> StreamPool | Paths:
         if not address.tcp_more:
             return StreamPool(_connector(address.tcp), self._secret)
-        return Paths(
-            {
-                endpoint: StreamPool(
-                    _connector(endpoint),
-                    self._secret,
-                    connect_timeout_s=CONNECT_TIMEOUT_S,
-                    has_names=True,
-                )
-                for endpoint in (address.tcp, *address.tcp_more)[:_MAX_PATHS]
-            }
-        )
+        endpoints = (address.tcp, *address.tcp_more)[:_MAX_PATHS]
+        pools = {
+            endpoint: StreamPool(
+                _connector(endpoint),
+                self._secret,
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                has_names=True,
+            )
+            for endpoint in endpoints
+        }
+        return Paths(pools, {endpoint: self._link_speed(endpoint) for endpoint in endpoints})
 
     def _drop_old(self, endpoint: str) -> None:
         """Earlier lives of this address, and the least used peer when there are many."""

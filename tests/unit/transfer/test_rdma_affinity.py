@@ -27,6 +27,16 @@ def test_nobody_asks_where_all_memory_is_alike(tmp_path: Path) -> None:
     assert NearDevices(None, ask).near(4096) == frozenset()
 
 
+def test_the_override_file_chooses_even_where_all_memory_is_alike(tmp_path: Path) -> None:
+    tree = virtual_machine(tmp_path / "sys")
+    for name in ("rxe0", "rxe1"):
+        tree.rdma(name, None)
+    path = tmp_path / "topology.toml"
+    path.write_text('[location."cpu:0"]\npreferred = ["rxe1"]')
+    assert NearDevices(discover(tree.root)).near(4096) == frozenset()
+    assert NearDevices(discover(tree.root, path)).near(4096) == {"rxe1"}
+
+
 def test_kernel_tells_the_node_of_a_page() -> None:
     page = ctypes.create_string_buffer(1)
     assert node_of_page(ctypes.addressof(page)) in (None, *range(64))

@@ -104,7 +104,7 @@ class Scene:
         keys = Keys(FAR, 1 << 30, [77] * 4, [(BASE, 1 << 30, [55] * 4)])
         self.pairs = [FakeQueuePair(self.remote, self.local, at, status) for at, status in fails]
         names = [f"path {i}" for i in range(len(fails))]
-        self.routes = Routes(names)
+        self.routes = Routes(dict.fromkeys(names))
         self.lanes = [
             Lane(
                 SimpleNamespace(peer=peer, path=Path(name, i, i), queue_pair=pair, num_reads=4),  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from kit.sysfs import (
 
 from daemons.core.errors import ConfigError
 from daemons.transfer.hardware import Topology
-from daemons.transfer.topology import discover, distance
+from daemons.transfer.topology import describe_devices, discover, distance, host_devices
 
 
 def preferred(topology: Topology, location: str, scheme: str = "rdma") -> list[str]:
@@ -230,6 +230,26 @@ def test_override_chooses_ignores_and_corrects(tmp_path: Path) -> None:
     assert topology.rdma[1].ports[0].rate_gbps == 200
     assert "mlx5_7" not in topology.affinity("cuda:7", "rdma").others
     assert [device.name for device in topology.rdma][-1] == "mlx5_7", "still listed"
+    assert topology.ignored == ["eno1", "mlx5_7"]
+    assert not [line for line in describe_devices(topology) if line.startswith("mlx5_7")]
+
+
+def test_links_are_as_fast_as_the_host_says_or_the_override(tmp_path: Path) -> None:
+    root = eight_gpu_server(tmp_path / "sys").root
+    rate = discover(root).rdma[1].ports[0].rate_gbps
+    assert rate is not None
+    assert discover(root).link_bytes_per_s("mlx5_1", 1) == rate * 1e9 / 8
+    path = override(tmp_path, "[nic.mlx5_1]\nspeed_mbps = 8000\n[nic.eth0]\nspeed_mbps = 16000")
+    topology = discover(root, path)
+    assert topology.link_bytes_per_s("mlx5_1", 1) == 1e9
+    assert topology.link_bytes_per_s("eth0") == 2e9
+    assert topology.link_bytes_per_s("mlx5_1", 7) is topology.link_bytes_per_s("no") is None
+
+
+def test_a_node_says_that_its_devices_are_corrected(tmp_path: Path) -> None:
+    path = override(tmp_path, "")
+    assert host_devices(wants_rdma=False, override=path)[-1] == f"corrected by {path}"
+    assert not any("corrected" in line for line in host_devices(wants_rdma=False))
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,18 @@ class NearDevices:
     ) -> None:
         self._node_of = node_of or node_of_page
         self._preferred: Mapping[int, frozenset[str]] = {}
-        if topology is not None and len(topology.numa) > 1:
-            self._preferred = {
-                node.node: frozenset(topology.matrix[f"cpu:{node.node}"]["rdma"].preferred)
-                for node in topology.numa
-            }
+        if topology is None:
+            return
+        rows = {node.node: topology.affinity(f"cpu:{node.node}", "rdma") for node in topology.numa}
+        if any(row.others for row in rows.values()):
+            self._preferred = {node: frozenset(row.preferred) for node, row in rows.items()}
 
     def near(self, address: int) -> frozenset[str]:
         """Names of the devices to prefer for memory at this address; none means that all are equal."""
         if not any(self._preferred.values()):
             return frozenset()
+        if len(self._preferred) == 1:
+            return next(iter(self._preferred.values()))
         node = self._node_of(address)
         return frozenset() if node is None else self._preferred.get(node, frozenset())
 

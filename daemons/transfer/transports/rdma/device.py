@@ -25,6 +25,8 @@ class Device:
     address: DeviceAddress
     max_message_bytes: int
     max_send_pieces: int
+    bytes_per_s: float | None = None
+    """Of its link, where that is known."""
 
     def is_active(self) -> bool:
         """Ask the port; a cut cable shows here at once, a lossy one never."""
@@ -50,7 +52,9 @@ def why_unavailable() -> str | None:
     return None
 
 
-def open_devices(only: Collection[str] | None = None) -> list[Device]:
+def open_devices(
+    only: Collection[str] | None = None, ignored: Collection[str] = ()
+) -> list[Device]:
     """Usable ports, by name, of `only` these devices; raises RdmaUnavailable with the reason of each port left out."""
     verbs = load()
     try:
@@ -60,6 +64,9 @@ def open_devices(only: Collection[str] | None = None) -> list[Device]:
     devices: list[Device] = []
     reasons: list[str] = []
     for name in names if only is None else sorted(set(names) & set(only)):
+        if name in ignored:
+            reasons.append(f"{name} is ignored by the topology file")
+            continue
         for found in _open_ports(name):
             if isinstance(found, Device):
                 devices.append(found)

@@ -101,7 +101,9 @@ class Peer:
             Path(f"{devices[i].name}/{devices[i].port} to {reply.devices[k].name}", i, k)
             for i, k in pairs
         ]
-        self.routes = Routes([path.name for path in self.paths])
+        self.routes = Routes(
+            {path.name: devices[path.device_index].bytes_per_s for path in self.paths}
+        )
 
     def device_name(self, path: Path) -> str:
         """Of this side."""

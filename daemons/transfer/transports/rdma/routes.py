@@ -5,7 +5,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from daemons.transfer.plan import BatchEnd, BatchId, Path, PathBook, PathPolicy, Send
+from daemons.transfer.plan import (
+    ASSUMED_BYTES_PER_S,
+    BatchEnd,
+    BatchId,
+    Path,
+    PathBook,
+    PathPolicy,
+    Send,
+)
 from daemons.transfer.slices import Slice
 
 _POLICY: Final = PathPolicy(pause_s=1.0)
@@ -17,8 +25,13 @@ _UNBOUND: Final = 1 << 20
 class Routes:
     """Thread safe; a path is known by its name."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._book = PathBook([Path(name, max_in_flight=_UNBOUND) for name in names], _POLICY)
+    def __init__(self, links: Mapping[str, float | None]) -> None:
+        """Each path's link speed in bytes a second, None where it is not known."""
+        paths = [
+            Path(name, speed or ASSUMED_BYTES_PER_S, max_in_flight=_UNBOUND)
+            for name, speed in links.items()
+        ]
+        self._book = PathBook(paths, _POLICY)
         self._lock = threading.Lock()
         self._why: dict[str, str] = {}
 

@@ -3,6 +3,8 @@
 Owns the devices, what is registered with them, and the connections; `carrier` moves the bytes of a batch.
 """
 
+import contextlib
+import dataclasses
 import logging
 import socket
 import threading
@@ -78,20 +80,27 @@ class RdmaTransport:
     ) -> None:
         self._epoch = epoch
         self._secret = secret
-        self._devices = _open(device_names)
-        self._registrations = RegistrationTable(self._devices)
-        self._pool = EndpointPool(retries, max_endpoints=max_endpoints, max_per_path=_MAX_PER_PATH)
-        self._scratch = Scratch(self._devices, max_endpoints)
-        near = NearDevices(topology)
-        self._carrier = Carrier(self._pool, self._registrations, self._scratch, near)
+        self._devices = _open(device_names, topology)
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], Peer] = {}
         self._dead_until_s: dict[tuple[str, int], float] = {}
-        sock = _listen(bind_host, port)
-        host, port = sock.getsockname()[:2]
-        self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        service = Service(epoch, self._devices, self._registrations, retries, deliver, secret)
-        self._listener = ControlListener(service, sock)
+        with contextlib.ExitStack() as undo:
+            for device in self._devices:
+                undo.callback(device.close)
+            self._registrations = RegistrationTable(self._devices)
+            self._pool = EndpointPool(
+                retries, max_endpoints=max_endpoints, max_per_path=_MAX_PER_PATH
+            )
+            self._scratch = Scratch(self._devices, max_endpoints)
+            undo.callback(self._scratch.close)
+            near = NearDevices(topology)
+            self._carrier = Carrier(self._pool, self._registrations, self._scratch, near)
+            sock = undo.enter_context(_listen(bind_host, port))
+            host, port = sock.getsockname()[:2]
+            self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            service = Service(epoch, self._devices, self._registrations, retries, deliver, secret)
+            self._listener = ControlListener(service, sock)
+            undo.pop_all()
 
     @property
     def device_names(self) -> list[str]:
@@ -219,14 +228,19 @@ class RdmaTransport:
         peer.close()
 
 
-def _open(names: Sequence[str] | None) -> list[Device]:
-    devices = open_devices(names)
+def _open(names: Sequence[str] | None, topology: Topology | None) -> list[Device]:
+    devices = open_devices(names, topology.ignored if topology else ())
     missing = set(names or ()) - {device.name for device in devices}
     if missing:
         for device in devices:
             device.close()
         raise ConfigError(f"RDMA device {min(missing)} is not there or not usable")
-    return devices
+    if topology is None:
+        return devices
+    return [
+        dataclasses.replace(device, bytes_per_s=topology.link_bytes_per_s(device.name, device.port))
+        for device in devices
+    ]
 
 
 def _listen(host: str, port: int) -> socket.socket:
