@@ -17,7 +17,7 @@ _LONGEST_S: Final = 900.0
 
 
 class Oracle:
-    """Each call measures once; `rates` are the medians. Close it when done."""
+    """Each call measures once; `rates` are the medians. Close it when done. Raises Unavailable when it fails."""
 
     def __init__(self, model: Path, dtype: str, context: int) -> None:
         command = [
@@ -37,7 +37,11 @@ class Oracle:
             text=True,
             cwd="/",
         )
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "Oracle":
         return self
@@ -48,6 +52,9 @@ class Oracle:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._process.kill()
         self._process.communicate()
         self._said.close()

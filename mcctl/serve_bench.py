@@ -93,13 +93,11 @@ class ServeBench:
     progress: Progress = lambda _: None
     oracle: Oracle | None = None
     moved_bytes: int = 0
+    _random: random.Random = field(init=False)
+    _prefill_rates: dict[str, list[float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.plan.seed)
-        self._prefill_rates: dict[str, list[float]] = {}
-
-    _random: random.Random = field(init=False)
-    _prefill_rates: dict[str, list[float]] = field(init=False)
 
     def run(self, dtype: str) -> ServeResult:
         # The first request pays for what is made on first use; the second says how fast this machine is.
