@@ -4,10 +4,10 @@ from collections import defaultdict
 
 
 class Network:
-    """Bandwidth in bytes per second and direction."""
+    """`bytes_per_s` in each direction."""
 
-    def __init__(self, bandwidth: float) -> None:
-        self.bandwidth = bandwidth
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
         self.sent_bytes = 0
         self._out_free_s: defaultdict[str, float] = defaultdict(float)
         self._in_free_s: defaultdict[str, float] = defaultdict(float)
@@ -15,7 +15,7 @@ class Network:
     def send(self, source: str, target: str, num_bytes: int, *, now_s: float) -> float:
         """When the last byte is there."""
         start_s = max(now_s, self._out_free_s[source], self._in_free_s[target])
-        end_s = start_s + num_bytes / self.bandwidth
+        end_s = start_s + num_bytes / self.bytes_per_s
         self._out_free_s[source] = self._in_free_s[target] = end_s
         self.sent_bytes += num_bytes
         return end_s
