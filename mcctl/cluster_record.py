@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from daemons.protocol.base import MALFORMED
 from mcctl import paths
 from mcctl.process_identity import ProcessIdentity, stop_all
 
@@ -65,7 +66,7 @@ def read_record(directory: Path) -> ClusterRecord | None:
     """None where there is none, or none that can be read (another release's)."""
     try:
         return msgspec.json.decode((directory / RECORD_NAME).read_bytes(), type=ClusterRecord)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *MALFORMED):
         return None
 
 

@@ -21,6 +21,7 @@ import msgspec
 
 from daemons.core.errors import ConfigError, NotFound, Unavailable
 from daemons.core.units import format_size
+from daemons.protocol.base import MALFORMED
 from mcctl import paths
 
 Progress = Callable[[str], object]
@@ -262,7 +263,7 @@ class _HfConfig(msgspec.Struct):
 def _describe(directory: Path) -> LocalModel:
     try:
         config = msgspec.json.decode((directory / "config.json").read_bytes(), type=_HfConfig)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         config = _HfConfig()
     return LocalModel(
         name=directory.name,

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from daemons.core.errors import Exhausted, McError, NotFound, ProtocolError, Rejected, Unavailable
+from daemons.protocol.base import MALFORMED
 
 CacheUse = Literal["use", "bypass"]
 Body = dict[str, Any]
@@ -171,7 +172,7 @@ def _events(response: httpx.Response) -> Iterator[_Event]:
             continue
         try:
             event = _decode_event(data)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise ProtocolError(f"an event of the stream is malformed: {error}") from None
         if event.error is not None:
             raise Unavailable(event.error.message or "the stream ended with an error")

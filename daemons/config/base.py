@@ -10,6 +10,9 @@ import tomli
 from daemons.config.forms import complaint, forms_of, show
 from daemons.core.errors import ConfigError
 
+NO_TOML: Final = (ValueError, RecursionError)
+"""What tomli raises: also for a number of too many digits, and for what nests too deep."""
+
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 """Of a path such as transfer.transports[0]."""
 
@@ -56,7 +59,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except tomli.TOMLDecodeError as error:
+    except NO_TOML as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -66,7 +69,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override!r}: write section.key=value")
     try:
         value = tomli.loads(f"value = {text}")["value"]
-    except tomli.TOMLDecodeError:
+    except NO_TOML:
         value = text.strip()
     *sections, leaf = key.strip().split(".")
     for section in sections:

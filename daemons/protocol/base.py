@@ -1,9 +1,15 @@
 """What every message shares. Fields are added with a default; never renamed, retyped or reused."""
 
+from typing import Final
+
 import msgspec
 
 PROTOCOL_VERSION = 1
 """Raised when an old peer could misread a new message; Hello refuses another one."""
+
+
+MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoders raise at bytes that are not what they should be; the last where these nest too deep."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower):

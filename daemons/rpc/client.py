@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from daemons.core.errors import Exhausted, McError, ProtocolError, Unavailable
-from daemons.protocol.base import Message, Ping
+from daemons.protocol.base import MALFORMED, Message, Ping
 from daemons.protocol.failure import Failure, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
@@ -218,7 +217,7 @@ class Channel:
         try:
             header = unpack_header(frames[0])
             message = decode_incoming(frames[1])
-        except (ProtocolError, msgspec.MsgspecError, IndexError, RecursionError) as error:
+        except (ProtocolError, IndexError, *MALFORMED) as error:
             self._lose(f"{self.endpoint} sent a malformed message: {error}", ProtocolError)
             return
         if header.kind is Kind.NOTICE:

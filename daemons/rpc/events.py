@@ -3,11 +3,10 @@
 import struct
 from collections.abc import Iterator
 
-import msgspec
 import zmq
 
 from daemons.core.errors import ConfigError
-from daemons.protocol.base import Message
+from daemons.protocol.base import MALFORMED, Message
 from daemons.protocol.messages import Event, decode_event, encode
 from daemons.rpc.loop import Loop
 
@@ -77,7 +76,7 @@ class Subscriber:
             frames = self._socket.recv_multipart()
             try:
                 yield _SEQUENCE.unpack(frames[1])[0], decode_event(frames[2])
-            except (msgspec.MsgspecError, struct.error, IndexError):
+            except (struct.error, IndexError, *MALFORMED):
                 continue
 
     def close(self) -> None:

@@ -7,11 +7,10 @@ dropped otherwise, and counted. Hello and Ping are answered here. Replies to a p
 import logging
 from collections.abc import Callable
 
-import msgspec
 import zmq
 
 from daemons.core.errors import ConfigError, McError, ProtocolError, Unavailable
-from daemons.protocol.base import PROTOCOL_VERSION, Message, Ok, Ping
+from daemons.protocol.base import MALFORMED, PROTOCOL_VERSION, Message, Ok, Ping
 from daemons.protocol.failure import to_failure
 from daemons.protocol.messages import Request, decode_request, encode
 from daemons.protocol.node import Hello, HelloReply
@@ -186,5 +185,5 @@ def _decode(header: Header, payload: bytes) -> Request:
         raise ProtocolError(f"a {header.kind.name} was sent to a server")
     try:
         return decode_request(payload)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MALFORMED as error:
         raise ProtocolError(f"request is malformed: {error}") from None

@@ -7,10 +7,13 @@ import msgspec
 import tomli
 
 from daemons.conductor.latency import CostModel
+from daemons.config.base import NO_TOML
 from daemons.core.errors import ConfigError
 
 DEFAULT = "a800x8-llama-70b"
 _FOLDER = "hardware_profiles"
+_LEAST, _MOST = 1e-15, 1e18
+"""Beyond, nothing is meant, and sums lose what is added to them."""
 
 
 class PrefillTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,12 +117,12 @@ def parse_profile(text: str, where: str) -> HardwareProfile:
     """Raises ConfigError for a missing or unknown key and for a number that is no duration or size."""
     try:
         profile = msgspec.convert(tomli.loads(text), HardwareProfile, strict=False)
-    except (tomli.TOMLDecodeError, msgspec.ValidationError) as error:
+    except NO_TOML as error:
         raise ConfigError(f"hardware profile {where}: {error}") from error
     for section in (profile.prefill, profile.decode, profile.kv, profile.bandwidth):
         for key, value in msgspec.structs.asdict(section).items():
             may_be_zero = section in (profile.prefill, profile.decode)
-            if not (value > 0 or (may_be_zero and value == 0)) or value == float("inf"):
+            if not (_LEAST <= value <= _MOST or (may_be_zero and value == 0)):
                 raise ConfigError(
                     f"hardware profile {where}: `{key}` is {value}, too small or large"
                 )

@@ -84,6 +84,6 @@ def _prediction_error(done: Sequence[RequestOutcome]) -> float:
     errors = [
         abs(outcome.predicted_ttft_s - outcome.ttft_s) / outcome.ttft_s
         for outcome in done
-        if outcome.predicted_ttft_s > 0
+        if outcome.predicted_ttft_s > 0 and outcome.ttft_s > 0
     ]
     return median(errors) if errors else 0.0

@@ -12,9 +12,15 @@ from typing import Final
 import msgspec
 
 from daemons.core.errors import ConfigError, NotFound
+from daemons.protocol.base import MALFORMED
 
 BLOCK_TOKENS: Final = 512
 MAX_TOKENS: Final = 1 << 24
+MAX_SPAN_S: Final = 1e9
+"""Thirty years; with a longer one a double has no digits left for the times within."""
+
+_MAX_LINE_BYTES: Final = 1 << 20
+"""More than a row of MAX_TOKENS needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,8 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
     requests: list[TraceRequest] = []
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            lines = iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b"")
+            for number, line in enumerate(lines, 1):
                 if limit is not None and len(requests) >= limit:
                     break
                 if line.strip():
@@ -50,7 +57,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
         raise NotFound(f"trace {path}: {error.strerror or error}") from error
     if not requests:
         raise ConfigError(f"trace {path} holds no request")
-    return in_order(requests)
+    return _checked(in_order(requests))
 
 
 def in_order(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
@@ -64,14 +71,27 @@ def in_order(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
 
 
 def at_rate(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
-    """The same requests coming `factor` times as fast."""
-    return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
+    """The same requests coming `factor` times as fast. Raises ConfigError."""
+    return _checked(
+        [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
+    )
+
+
+def _checked(requests: list[TraceRequest]) -> list[TraceRequest]:
+    """In order, begins at 0. Raises ConfigError."""
+    if not requests[-1].arrival_s <= MAX_SPAN_S:
+        raise ConfigError(
+            f"the requests would come within {requests[-1].arrival_s:g} s, at most {MAX_SPAN_S:g} s can be replayed"
+        )
+    return requests
 
 
 def _request(decoder: msgspec.json.Decoder[_Row], line: bytes, where: str) -> TraceRequest:
+    if len(line) > _MAX_LINE_BYTES:
+        raise ConfigError(f"{where} is longer than a request can be, {_MAX_LINE_BYTES} bytes")
     try:
         row = decoder.decode(line)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ConfigError(f"{where} is no request of a Mooncake trace: {error}") from error
     num_blocks = -(-row.input_length // BLOCK_TOKENS)
     if not 0 < row.input_length <= MAX_TOKENS or not 0 <= row.output_length <= MAX_TOKENS:

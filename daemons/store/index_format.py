@@ -13,6 +13,7 @@ import msgspec
 
 from daemons.core.errors import TransferError
 from daemons.core.ids import BlockHash
+from daemons.protocol.base import MALFORMED
 from daemons.protocol.block import BlockFilter, SealedBlock
 
 MAGIC = b"MCINDEX1"
@@ -91,7 +92,7 @@ class IndexReader:
                 if zlib.crc32(payload) == crc:
                     yield _decode_record(payload)
                     continue
-            except msgspec.MsgspecError:
+            except MALFORMED:
                 pass  # written by a release that knows more kinds of records
             self.num_bad_records += 1
         self.cut_bytes = len(data) - at
@@ -108,7 +109,7 @@ class IndexReader:
         start, end, _ = frame
         try:
             found = _decode_header(data[start:end])
-        except msgspec.MsgspecError:
+        except MALFORMED:
             raise WrongIndex("its header is of another release") from None
         if found != expected:
             raise WrongIndex(f"it is of {_describe(found)}, this is {_describe(expected)}")

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from daemons.core.errors import TransferError
-from daemons.protocol.base import Record
+from daemons.protocol.base import MALFORMED, Record
 from daemons.protocol.segment import GenerationWord, Grant, RegionRef, Strided
 
 Operation = Literal["read", "write"]
@@ -85,7 +85,7 @@ class CapabilityKey:
             raise BadCapability("this region is opened by a capability only; the request has none")
         try:
             grant = _decode_grant(packed)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise BadCapability(f"the capability cannot be read: {error}") from error
         unsigned = msgspec.structs.replace(grant, mac=b"")
         if not hmac.compare_digest(grant.mac, self._mac(region_id, unsigned)):

@@ -1,6 +1,7 @@
 """Who may do what: roles, capabilities, views and their pins, memory read across processes."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from daemons.transfer import (
     allocate_shared,
     contiguous,
 )
-from daemons.transfer.transports import cross_memory
+from daemons.transfer.transports import cross_memory, service, wire
 from daemons.transfer.transports.landing import PullSource, encode_pull_source
 
 SIZE = 1 << 20
@@ -160,6 +161,46 @@ def test_without_a_role_only_a_capability_moves_bytes(
     assert [note.message for note in owner.notifications(1)] == [b"done"]
     with pytest.raises(TransferError):
         tenant.view(region, [inside])
+
+
+@pytest.mark.parametrize("op", [wire.Op.READ, wire.Op.NOTIFY])
+def test_a_capability_without_bottom_is_refused_and_the_port_lives_on(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory, op: wire.Op
+) -> None:
+    owner = make_engine(secret=b"cluster")
+    daemon = make_engine(transports=("tcp",), secret=b"cluster")
+    region = owner.register(memory)
+    given = owner.grant(region, [contiguous(0, 100)], "read", 30).grant
+    packed = msgspec.msgpack.encode(given)
+    ranges = (contiguous(0, 100),) if op == wire.Op.READ else ()
+    deep = bytes([packed[0] + 1]) + packed[1:] + b"\x91" * 50_000 + b"\xc0"
+    request = wire.Request(
+        op, region.address.epoch, region.region_id, ranges=ranges, capability=deep
+    )
+    host, _, port = region.address.tcp.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as sock:
+        sock.sendall(wire.encode_request(request))
+        reply = sock.recv(wire.REPLY.size, socket.MSG_WAITALL)
+        assert wire.REPLY.unpack(reply)[1] == wire.Status.FORBIDDEN
+    assert read(daemon, region) == memory.array[:100].tobytes()
+
+
+def test_a_bug_costs_one_connection_and_not_the_port(
+    make_engine: Callable[..., TransferEngine],
+    memory: SharedMemory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, reader = make_engine(), make_engine(transports=("tcp",))
+    region = owner.register(memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(service.Service, "serve_quick", lambda *_: False)
+        patch.setattr(service.Service, "serve", lambda *_: [][0])
+        with pytest.raises(Unavailable):
+            reader.run(ReadBatch(region, [], notify=b"on the port's own thread"))
+        with pytest.raises(Unavailable):
+            read(reader, region)
+    assert read(reader, region) == memory.array[:100].tobytes()
+    reader.run(ReadBatch(region, [], notify=b"on the port's own thread"))
 
 
 def test_a_view_shows_the_memory_and_keeps_it_registered(

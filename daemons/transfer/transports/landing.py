@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from daemons.core.errors import TransferError, Unavailable
-from daemons.protocol.base import Record
+from daemons.protocol.base import MALFORMED, Record
 from daemons.protocol.segment import RegionRef, Strided
 from daemons.transfer.memory import Region
 from daemons.transfer.strided import check_within, iovecs
@@ -56,7 +56,7 @@ def _pull(connection: Connection, region: Region, request: wire.Request, pull: P
         return False
     try:
         source = _decode_pull_source(request.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise TransferError(f"the source of a WRITE cannot be read: {error}") from error
     if len(source.ranges) != len(request.ranges):
         raise TransferError("a WRITE names another number of sources than of targets")

@@ -4,6 +4,7 @@ One thread owns the connections that are quiet. A worker keeps a connection for 
 a busy peer costs no hand-over between threads; a slow or hostile one never holds more than one worker for one stall.
 """
 
+import logging
 import queue
 import selectors
 import socket
@@ -15,6 +16,8 @@ from daemons.core.errors import ProtocolError
 from daemons.transfer.transports import sockets, wire
 from daemons.transfer.transports.connection import STALL_S, Connection
 from daemons.transfer.transports.service import ServerCounters, Service
+
+log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 256
 _NUM_WORKERS = 64
@@ -182,9 +185,17 @@ class DataServer:
             return
         except OSError:
             self._drop(connection)
+        except Exception:
+            log.exception("data request failed")
+            self._fail(connection)
         else:
             self._unwatch(connection)
             self._workers.submit(self._serve, connection, request)
+
+    def _fail(self, connection: Connection) -> None:
+        """A bug of ours costs the connection, not the thread: the port goes on for all others."""
+        self.counters.bad_requests += 1
+        sockets.shut(connection.sock)
 
     def _wake(self) -> None:
         self._wake_out.send(b"\0")
@@ -202,6 +213,9 @@ class DataServer:
             sockets.shut(connection.sock)
         except OSError:
             sockets.shut(connection.sock)  # the port's thread sees the end of it and drops it
+        except Exception:
+            log.exception("data request failed")
+            self._fail(connection)
         if not self._is_closing:
             self._returned.put(connection)
             self._wake()

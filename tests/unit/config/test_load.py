@@ -153,6 +153,12 @@ def test_wrong_engine_values_are_said_before_a_model_is_loaded(override: str) ->
     assert f"`{override.partition('=')[0]}`" in caught.value.message
 
 
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_values_that_no_reader_takes_are_said(tmp_path: Path, value: str) -> None:
+    assert "not valid TOML" in message(write(tmp_path, f"[pool]\nhigh_watermark = {value}\n"))
+    assert "`pool.high_watermark`" in message(None, [f"pool.high_watermark={value}"])
+
+
 def test_missing_and_unreadable_files_are_said(tmp_path: Path) -> None:
     assert "no such file" in message(tmp_path / "none.toml")
     assert "cannot be read" in message(tmp_path)

@@ -39,6 +39,10 @@ def test_every_profile_that_comes_with_us_can_be_read() -> None:
         ("network = 87e9", "network = nan", "network"),
         ("network = 87e9", "networks = 87e9", "network"),
         ("fixed_s = 0.06", 'fixed_s = "a"', "fixed_s"),
+        ("fixed_s = 0.06", "fixed_s = 1e300", "fixed_s"),
+        ("fixed_s = 0.06", "fixed_s = 5e-324", "fixed_s"),
+        ("fixed_s = 0.06", "fixed_s = " + "9" * 5000, "digits"),
+        ("fixed_s = 0.06", "fixed_s = " + "[" * 5000, "nested"),
         ("[decode]", "[decode", "profile x"),
     ],
 )

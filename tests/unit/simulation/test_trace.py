@@ -36,6 +36,8 @@ def test_requests_in_order_from_time_zero_without_their_partial_block(tmp_path: 
         (line(input_length=0, hash_ids=[]), "make no request"),
         (line(output_length=-1), "make no request"),
         (line(input_length="x"), "input_length"),
+        (line()[:-1] + ', "more": ' + "[" * 5000 + "]" * 5000 + "}", "recursion"),
+        (" " * (1 << 20) + line(), "longer than"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: str, said: str) -> None:
@@ -44,6 +46,16 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: str, said: str) -> None:
     with pytest.raises(ConfigError, match="line 2") as error:
         read_trace(path)
     assert said in error.value.message
+
+
+def test_times_that_a_double_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{line()}\n{line(timestamp=1e300)}\n")
+    with pytest.raises(ConfigError, match="can be replayed"):
+        read_trace(path)
+    path.write_text(f"{line()}\n{line(timestamp=1e11)}\n")
+    with pytest.raises(ConfigError, match="can be replayed"):
+        at_rate(read_trace(path), 0.001)
 
 
 def test_no_file_and_no_request(tmp_path: Path) -> None:

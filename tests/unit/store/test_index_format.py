@@ -108,8 +108,15 @@ def test_another_format_is_told_from_another_file() -> None:
         IndexReader(b"\x7fELF" + data, HEADER)
 
 
-def test_record_of_a_kind_that_is_not_known_is_passed_over() -> None:
-    payload = msgspec.msgpack.encode(["z", 1, 2])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        msgspec.msgpack.encode(["z", 1, 2]),
+        msgspec.msgpack.encode(["s", *[None] * 2])[:-1] + b"\x91" * 5000 + b"\xc0",
+        b"\x94\xa1f\xc4\x01a\x00" + b"\x91" * 5000 + b"\xc0",
+    ],
+)
+def test_record_of_a_kind_that_is_not_known_is_passed_over(payload: bytes) -> None:
     words = len(payload).to_bytes(4, "little") + zlib.crc32(payload).to_bytes(4, "little")
     strange = words + zlib.crc32(words).to_bytes(4, "little") + payload
     data = encode_header(HEADER) + encode_record(sealed(1)) + strange + encode_record(sealed(2))

@@ -11,6 +11,7 @@ import struct
 import msgspec
 
 from daemons.core.errors import ProtocolError
+from daemons.protocol.base import MALFORMED
 
 MAGIC = b"MCr1"
 HEADER = struct.Struct("<4sI")
@@ -141,14 +142,14 @@ def payload_length(header: bytes | bytearray) -> int:
 def decode_request(payload: bytes | bytearray | memoryview) -> Request:
     try:
         return _decode_request(payload)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise ProtocolError(f"not an RDMA control request: {error}") from error
 
 
 def decode_reply(payload: bytes | bytearray) -> Reply:
     try:
         return _decode_reply(payload)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise ProtocolError(f"not an RDMA control reply: {error}") from error
 
 
