@@ -12,6 +12,7 @@ needs_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
 )
 MAX_EXPOSURE_TENTHS = 20
+SUFFIXES = (".service", ".target", ".slice", ".mount")
 
 
 @pytest.fixture
@@ -25,9 +26,7 @@ def stubbed(tmp_path: Path, checkout: Path) -> Path:
 
 @needs_analyze
 def test_units_are_valid(stubbed: Path) -> None:
-    names = [
-        f"./{path.name}" for path in stubbed.iterdir() if path.suffix in (".service", ".target")
-    ]
+    names = [f"./{path.name}" for path in stubbed.iterdir() if path.suffix in SUFFIXES]
     done = _analyze(["verify", "--man=no", "--recursive-errors=one", *names], stubbed)
     assert done.returncode == 0, done.stdout + done.stderr
 
