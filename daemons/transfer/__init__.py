@@ -1,4 +1,4 @@
-"""How bytes move: registered regions, READ and WRITE over shared memory or TCP, and what fences both."""
+"""How bytes move: registered regions, READ and WRITE over shared memory, RDMA or TCP, and what fences both."""
 
 from daemons.protocol.segment import Grant
 from daemons.transfer.buffers import as_bytes

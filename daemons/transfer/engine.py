@@ -1,7 +1,8 @@
 """The Transfer Engine of one process: its regions, its data port, and READs and WRITEs of anyone's regions.
 
-Transports are tried in order of reach: own memory, a peer on this host, TCP. The store and the handoff only READ:
-the owner of memory is the one who writes it. WRITE is for users who agreed on a region by its access "read-write".
+Own memory is reached directly, a peer's by the first of `transports` that reaches it. The store and the handoff only
+READ: the owner of memory is the one who writes it. WRITE is for users who agreed on a region by its access
+"read-write".
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import functools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,6 +51,7 @@ from daemons.transfer.view import View, check_ranges
 _SCHEMES = ("shm", "tcp", "rdma")
 _NUM_SUBMIT_WORKERS = 4
 _DEREGISTER_GRACE_S = 0.05
+_UNPIN_GRACE_S = 0.25
 _DEREGISTER_TIMEOUT_S = 5.0
 
 
@@ -113,7 +115,12 @@ class TransferEngine:
             if self._rdma is not None:
                 undo.callback(self._rdma.close)
             known = {"shm": self._shm, "tcp": self._tcp, "rdma": self._rdma}
-            self._transports += [found for scheme in transports if (found := known[scheme])]
+            order = [scheme for scheme in transports if known[scheme] is not None]
+            self._transports += [found for scheme in order if (found := known[scheme])]
+            # The short ways are for those that the long way would try first.
+            self._quick_shm = self._shm if order[:1] == ["shm"] else None
+            is_after_rdma = "rdma" in order[: order.index("tcp")] if self._tcp else False
+            self._quick_tcp = None if is_after_rdma else self._tcp
             self._unix_path = (
                 unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
             )
@@ -185,7 +192,8 @@ class TransferEngine:
         Raises Pinned when a peer's view is still open after `timeout_s`; the region then stays.
         """
         region_id = region.region_id
-        self._regions.deregister(region_id, timeout_s)
+        # Peers say a moment later that their last view has ended.
+        self._regions.deregister(region_id, max(timeout_s, _UNPIN_GRACE_S))
         self._server.forget(region_id)
         if self._rdma is not None:
             self._rdma.deregister(region_id, _DEREGISTER_TIMEOUT_S)
@@ -319,7 +327,7 @@ class TransferEngine:
         cancelled = threading.Event()
         statuses = [BatchStatus(batch) for batch in batches]
         mine = [
-            dataclasses.replace(batch, cancelled=cancelled, progress=_both(batch.progress, status))
+            dataclasses.replace(batch, cancelled=cancelled, progress=status.before(batch.progress))
             for batch, status in zip(batches, statuses, strict=True)
         ]
         handle = Handle(statuses, cancelled)
@@ -342,21 +350,19 @@ class TransferEngine:
     def _read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
         """One contiguous READ by the path that the long way would take; False where that must be found out."""
         address = region.address
-        if self._shm is not None and self._shm.reaches(address):
-            return self._shm.read_mapped(region, read)
-        is_foreign = self._tcp is not None and address.epoch != self.address.epoch
-        return (
-            is_foreign and self._tcp is not None and self._tcp.read_quick(region, read, deadline_s)
-        )
+        if self._quick_shm is not None and self._quick_shm.reaches(address):
+            return self._quick_shm.read_mapped(region, read)
+        tcp, is_foreign = self._quick_tcp, address.epoch != self.address.epoch
+        return tcp is not None and is_foreign and tcp.read_quick(region, read, deadline_s)
 
     def _write_quick(self, batch: WriteBatch) -> bool:
         address = batch.region.address
         if address.epoch == self.address.epoch:
             return False
         batch.check()
-        if self._shm is not None and self._shm.reaches(address):
-            return self._shm.write_quick(batch)
-        return self._tcp is not None and self._tcp.write_quick(batch)
+        if self._quick_shm is not None and self._quick_shm.reaches(address):
+            return self._quick_shm.write_quick(batch)
+        return self._quick_tcp is not None and self._quick_tcp.write_quick(batch)
 
     def _unlink(self) -> None:
         if self._unix_path is not None:
@@ -393,14 +399,3 @@ class TransferEngine:
             status.state = state_after(failure, cancelled)
         if failure is not None:
             raise failure
-
-
-def _both(progress: Callable[[int], None] | None, status: BatchStatus) -> Callable[[int], None]:
-    if progress is None:
-        return status.moved
-
-    def both(index: int) -> None:
-        status.moved(index)
-        progress(index)
-
-    return both

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Literal, NamedTuple
@@ -32,6 +32,17 @@ class BatchStatus:
 
     def moved(self, index: int) -> None:
         self._moved[index] = True
+
+    def before(self, progress: Callable[[int], None] | None) -> Callable[[int], None]:
+        """`moved`, and then what else wants to hear of it."""
+        if progress is None:
+            return self.moved
+
+        def both(index: int) -> None:
+            self.moved(index)
+            progress(index)
+
+        return both
 
     def slices(self) -> list[SliceStatus]:
         state = self.state

@@ -5,13 +5,14 @@ import socket
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kit.sysfs import virtual_machine
 
 from daemons.core.errors import ConfigError
 from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress
-from daemons.transfer import TransferEngine
+from daemons.transfer import Read, ReadBatch, TransferEngine, Write, contiguous
 from daemons.transfer import engine as engine_module
 from daemons.transfer.memory import host_id
 from daemons.transfer.topology import discover
@@ -91,6 +92,46 @@ def test_an_engine_that_cannot_start_leaves_nothing_behind(
     assert threading.active_count() == threads
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert not list(tmp_path.iterdir())
+
+
+class SometimesRdma(FakeRdma):
+    """Reaches everyone or nobody, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self.num_batches = 0
+
+    def reaches(self, _: DataAddress) -> bool:
+        return self.is_up
+
+    def read(self, _: ReadBatch) -> None:
+        self.num_batches += 1
+
+    write = read
+
+
+@pytest.mark.parametrize(
+    ("transports", "num_batches"), [(("rdma", "tcp"), 2), (("tcp", "rdma"), 0)]
+)
+def test_small_transfers_take_the_preferred_transport_again_once_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, transports: tuple[str, ...], num_batches: int
+) -> None:
+    rdma = SometimesRdma()
+    owner = TransferEngine(transports=("tcp",))
+    monkeypatch.setattr(engine_module, "open_rdma", lambda *_, **__: rdma)
+    engine = TransferEngine(transports=transports)
+    try:
+        region = owner.register(bytearray(100), "read-write")
+        local = np.zeros(100, np.uint8)
+        reads, writes = [Read.into(contiguous(0, 100), local)], [Write.at(0, local)]
+        engine.read(region, reads)  # by tcp, over a connection that is kept
+        rdma.is_up = True
+        engine.read(region, reads)
+        engine.write(region, writes)
+        assert rdma.num_batches == num_batches
+    finally:
+        engine.close()
+        owner.close()
 
 
 def test_a_peer_that_only_speaks_rdma_has_a_name() -> None:

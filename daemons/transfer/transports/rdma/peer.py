@@ -91,6 +91,7 @@ class Peer:
             self._sock.close()
             raise
         if not isinstance(reply, messages.HelloReply):
+            self._sock.close()
             raise ProtocolError(f"{self.name} gave no hello on its RDMA control port")
         self._peer_devices = reply.devices
         pairs = pair_devices([device.address for device in devices], reply.devices)
