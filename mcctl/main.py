@@ -14,10 +14,10 @@ import typer
 import typer.core
 
 from daemons.config.forms import is_endpoint
-from daemons.core.errors import Exhausted, McError
+from daemons.core.errors import Exhausted, McError, Unavailable
 from mcctl import exit_codes, interrupts
 from mcctl.render import complain, note
-from mcctl.settings import Output, Settings
+from mcctl.settings import DEFAULT_ENDPOINT, DEFAULT_URL, Output, Settings
 
 HELP: Final = """Operate Mooncake MC: a local cluster, a running one, its KV cache and its requests.
 
@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "cluster": LazyCommand("cluster", "Keep a cluster on this host: up, down, status."),
     "status": LazyCommand("status", "One look at the cluster: nodes, pool, requests."),
     "topology": LazyCommand(
-        "topology", "The cluster as a tree; this host's NICs and GPUs: show, discover, check."
+        "topology", "Cluster tree and data paths: show, discover, check, probe."
     ),
     "node": LazyCommand("node", "The processes that joined the cluster."),
     "cache": LazyCommand("cache", "KV blocks in the pool: list, show, stat, locate, clear."),
@@ -49,7 +49,7 @@ COMMANDS: Final = {
     "model": LazyCommand("model", "Models on this host: fetch, list, convert."),
     "bench": LazyCommand("bench", "Measure a cluster."),
     "simulate": LazyCommand(
-        "simulate", "Replay traffic against a modelled cluster: run, plan, reproduce."
+        "simulate", "Replay traffic on a modelled cluster: run, plan, reproduce."
     ),
     "config": LazyCommand("config", "Check and show config files."),
 }
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     except McError as error:
         if settings.verbose:
             raise
-        complain(error.message)
+        complain(error.message + _next_step(error))
         return exit_codes.exit_code(error)
     except (typer.Abort, KeyboardInterrupt):
         complain("interrupted")
@@ -222,6 +222,17 @@ def main(arguments: list[str] | None = None) -> int:
         if settings.verbose and not hasattr(error, "format_message"):
             raise
         return _unforeseen(error)
+
+
+def _next_step(error: McError) -> str:
+    """Nobody at the defaults: most likely there is no cluster yet."""
+    if not isinstance(error, Unavailable):
+        return ""
+    if error.message.startswith(f"{DEFAULT_ENDPOINT} does not answer"):
+        return " `mcctl cluster up` starts a cluster here, --endpoint names the master of another"
+    if error.message.startswith(f"no gateway at {DEFAULT_URL};"):
+        return ", `mcctl cluster up` starts a cluster here"
+    return ""
 
 
 def _unforeseen(error: Exception) -> int:

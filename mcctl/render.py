@@ -72,7 +72,7 @@ def show_table(
         hidden.append(least.title)
     target.print(table)
     if hidden:
-        target.print(f"(no room for {', '.join(hidden)})", style="dim")
+        target.print(f"(columns left out, no room: {', '.join(hidden)})", style="dim")
 
 
 def _table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table":

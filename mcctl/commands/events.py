@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from daemons.client.cluster import ClusterClient, Event, watch_events
+from daemons.config.forms import is_endpoint
 from daemons.core.ids import short
 from daemons.protocol.block import BlockRemoved, BlockStored
 from daemons.protocol.node import NodeJoined, NodeLeft
@@ -48,6 +49,10 @@ def events(
     unknown = set(topic or ()) - set(TOPICS)
     if unknown:
         raise typer.BadParameter(f"--topic {unknown.pop()}: write one of {', '.join(TOPICS)}")
+    if source is not None and not is_endpoint(source):
+        raise typer.BadParameter(
+            f"--events {source}: write tcp://HOST:PORT, the master's node.events"
+        )
     topics = tuple(TOPICS[name] for name in topic or ())
     if source is None:  # a subscription is silent where nobody publishes
         with ClusterClient(settings.master, settings.wait_s) as client:

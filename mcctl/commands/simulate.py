@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from daemons.core.errors import McError
+from daemons.core.errors import McError, NotFound
 from daemons.core.units import format_duration
 from daemons.simulation import reproduce as figures
 from daemons.simulation.capacity import CapacityPoint, hit_curve, num_distinct_tokens
@@ -37,7 +37,10 @@ TraceArgument = Annotated[
 ]
 Hardware = Annotated[str, typer.Option(help="A profile's name or TOML file.", metavar="NAME")]
 Rate = Annotated[
-    float, typer.Option(min=0.001, help="Replay so many times as fast; traffic made up: a second.")
+    float,
+    typer.Option(
+        min=0.001, help="A trace: so many times as fast; made-up traffic: requests a second."
+    ),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="At most so many requests.")]
 Seed = Annotated[int, typer.Option(help="Of made-up traffic and of the random policy.")]
@@ -77,7 +80,10 @@ def run(
     decode: Decodes = 8,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help=f"{', '.join(POLICY_NAMES)}, or all; may be repeated."),
+        typer.Option(
+            help=f"{', '.join(POLICY_NAMES)}, or all; may be repeated; time otherwise.",
+            autocompletion=lambda: [*POLICY_NAMES, "all"],
+        ),
     ] = None,
     coupled: Annotated[
         bool, typer.Option("--coupled", help="Also plain instances that do both, as many in all.")
@@ -217,6 +223,8 @@ def _requests(trace: str, rate: float, limit: int, seed: int) -> list[TraceReque
     if trace in WORKLOADS:
         count = min(limit, _MADE_UP_REQUESTS)
         return generate(WorkloadPlan(trace, count, rate, seed))
+    if not Path(trace).exists():
+        raise NotFound(f"trace {trace}: no such file, nor made-up traffic: {', '.join(WORKLOADS)}")
     return at_rate(read_trace(Path(trace), limit=limit), rate)
 
 
@@ -261,27 +269,32 @@ def _show_plan(result: PlanResult, profile: HardwareProfile, nodes: int) -> None
                 "reusable",
                 f"{result.reuse_limit:.1%} of all prompt tokens, with a cache without end",
             ),
-            ("all of it", f"{result.distinct_tokens * token_gb / 1000:,.1f} TB of KV"),
+            ("all of it", f"{_bytes(result.distinct_tokens * token_gb)} of KV"),
         ]
     )
     columns = [
         Column("capacity", lambda point: _capacity(point), is_number=True),
-        Column("KV", lambda point: _terabytes(point.capacity_tokens * token_gb), is_number=True),
+        Column("KV", lambda point: _bytes(point.capacity_tokens * token_gb), is_number=True),
         Column("hits", lambda point: f"{point.hit_fraction:.1%}", is_number=True),
         Column("", lambda point: _bar(point.hit_fraction / max(result.reuse_limit, 1e-9))),
     ]
     render.show_table("one cache of this size would find", columns, result.hit_curve)
     render.show_table(f"{nodes} nodes", _RUN_COLUMNS, result.clusters)
     best = max(result.clusters, key=lambda run: (round(run.goodput, 3), -run.ttft_s.mean))
-    render.note(f"best here: {best.cluster}, {best.goodput:.1%} of requests within both objectives")
+    render.note(
+        f"best here: {best.cluster}, {best.goodput:.1%} of requests within both objectives; "
+        f"of those alike the one with the shortest mean TTFT, {format_duration(best.ttft_s.mean)}"
+    )
 
 
 def _capacity(point: CapacityPoint) -> str:
     return f"{point.capacity_tokens / 1e6:g} M tokens" if point.capacity_tokens else "no end"
 
 
-def _terabytes(gigabytes: float) -> str:
-    return f"{gigabytes / 1000:.1f} TB" if gigabytes else ""
+def _bytes(gigabytes: float) -> str:
+    if gigabytes < 100:
+        return f"{gigabytes:.1f} GB" if gigabytes else ""
+    return f"{gigabytes / 1000:,.1f} TB"
 
 
 def _bar(fraction: float) -> str:

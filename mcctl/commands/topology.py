@@ -173,6 +173,8 @@ def _discover(sysfs: Path, override: Path | None) -> "Topology":
 
     if not sysfs.is_dir():
         raise ConfigError(f"--sysfs {sysfs}: no such directory")
+    if override is not None and not override.exists():
+        raise ConfigError(f"--override {override}: no such file; mcctl(1) says what it holds")
     return read(sysfs, override)
 
 

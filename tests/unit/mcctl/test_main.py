@@ -10,6 +10,7 @@ import pytest
 from daemons.core.errors import FAMILIES, McError, NotFound, Unavailable
 from mcctl import exit_codes
 from mcctl.main import COMMANDS, main
+from mcctl.settings import DEFAULT_ENDPOINT
 
 SILENT = "tcp://127.0.0.1:1"
 
@@ -83,6 +84,7 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["cache", "show", "not-hex"],
         ["cache", "locate"],
         ["events", "--topic", "weather"],
+        ["events", "--events", "weather"],
         ["status", "--endpoint", "host:7700"],
         ["request", "send", "--prompt", "x", "--url", "host:8000"],
         ["cluster", "up", "--kv-memory", "12XB"],
@@ -182,6 +184,17 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("mcctl.model_store.local_models", interrupted)
     assert main(["model", "list"]) == exit_codes.INTERRUPTED
+
+
+def test_nobody_at_the_defaults_is_told_how_to_get_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(*_: object) -> None:
+        raise Unavailable(f"{DEFAULT_ENDPOINT} does not answer; is it running?")
+
+    monkeypatch.setattr("mcctl.commands.status.ClusterClient", unavailable)
+    assert main(["status"]) == 7
+    assert "is it running? `mcctl cluster up` starts a cluster here" in capsys.readouterr().err
 
 
 def test_unavailable_is_not_shadowed_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

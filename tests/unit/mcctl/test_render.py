@@ -55,8 +55,8 @@ def test_narrow_terminal_goes_without_the_extra_columns_and_says_so(
 
     for width, hidden in (
         (200, ""),
-        (80, "(no room for first)"),
-        (50, "(no room for first, kept)"),
+        (80, "(columns left out, no room: first)"),
+        (50, "(columns left out, no room: first, kept)"),
     ):
         monkeypatch.setattr(
             render, "console", lambda width=width, **_: Console(width=width, highlight=False)

@@ -84,6 +84,7 @@ def test_reproduce_fails_on_a_trace_that_is_not_the_published_one(
     ("arguments", "status", "said"),
     [
         (["run", "/no/such/trace"], 3, "/no/such/trace"),
+        (["run", "chat"], 3, "made-up traffic: documents, chats"),
         (["run", "chats", "--policy", "fastest"], 2, "fastest"),
         (["run", "chats", "--hardware", "abacus"], 78, "abacus"),
         (["run", "chats", "--rate", "0"], 2, "rate"),
