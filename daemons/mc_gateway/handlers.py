@@ -92,7 +92,10 @@ def _json(value: object, *, status: int = 200) -> Response:
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
     says: dict[int, Callable[[], str]] = {
-        404: lambda: f"no such path: {request.url.path}; see /v1/models, /v1/chat/completions",
+        404: lambda: (
+            f"no such path: {request.url.path}; "
+            "see /v1/models, /v1/chat/completions, /v1/completions"
+        ),
         405: lambda: f"{request.method} is not allowed on {request.url.path}",
     }
     message = says.get(error.status_code, lambda: str(error.detail))()
