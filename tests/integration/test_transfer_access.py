@@ -27,7 +27,9 @@ from daemons.transfer import (
     allocate_shared,
     contiguous,
 )
-from daemons.transfer.transports import cross_memory, service, wire
+from daemons.transfer.memory import Region
+from daemons.transfer.regions import RegionTable
+from daemons.transfer.transports import cross_memory, service, shm_peer, wire
 from daemons.transfer.transports.landing import PullSource, encode_pull_source
 
 SIZE = 1 << 20
@@ -219,6 +221,36 @@ def test_a_view_shows_the_memory_and_keeps_it_registered(
     owner.deregister(region, timeout_s=1)
     with pytest.raises(TransferError, match="not registered"):
         reader.view(region, [contiguous(0, 1)])
+
+
+def test_views_of_one_region_share_a_pin_that_outlives_them_for_a_moment(
+    make_engine: Callable[..., TransferEngine],
+    memory: SharedMemory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, reader = make_engine(), make_engine(transports=("shm",))
+    region = owner.register(memory)
+    pins: list[int] = []
+    pin, unpin = RegionTable.pin, RegionTable.unpin
+
+    def counted_pin(table: RegionTable, region_id: int) -> Region:
+        pins.append(1)
+        return pin(table, region_id)
+
+    def counted_unpin(table: RegionTable, region_id: int, count: int = 1) -> None:
+        pins.append(-count)
+        unpin(table, region_id, count)
+
+    monkeypatch.setattr(RegionTable, "pin", counted_pin)
+    monkeypatch.setattr(RegionTable, "unpin", counted_unpin)
+    monkeypatch.setattr(shm_peer, "UNPIN_AFTER_S", 0.1)
+    first = reader.view(region, [contiguous(0, 10)])
+    for _ in range(100):
+        reader.view(region, [contiguous(5, 10)]).close()
+    assert pins == [1]
+    first.close()
+    owner.deregister(region, timeout_s=5)
+    assert pins == [1, -1]
 
 
 def test_private_memory_has_no_views(make_engine: Callable[..., TransferEngine]) -> None:

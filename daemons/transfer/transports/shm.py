@@ -116,10 +116,13 @@ class ShmTransport:
     def pin(self, region: RegionRef, timeout_s: float) -> tuple[ShmPeer, ByteArray]:
         """The mapped region, kept by its owner until `peer.unpin`. Raises TransferError where it cannot be mapped."""
         deadline_s = time.monotonic() + timeout_s
-        peer = self._peer(region.address, timeout_s)
-        with self._losing(peer, region.address):
-            peer.pin(region.region_id, deadline_s)
-            mapped = peer.find(region.region_id, deadline_s)
+        try:
+            peer, mapped = self._pin(region, deadline_s)
+        except Unavailable as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            # The owner cut us off as it took another region away: what was pinned over that connection is not any more.
+            peer, mapped = self._pin(region, deadline_s)
         if isinstance(mapped, Private):
             peer.unpin(region.region_id)
             raise TransferError(f"region {region.region_id} cannot be mapped here; READ it")
@@ -130,6 +133,12 @@ class ShmTransport:
             peers, self._peers = self._peers, {}
         for peer in peers.values():
             peer.close()
+
+    def _pin(self, region: RegionRef, deadline_s: float) -> tuple[ShmPeer, ByteArray | Private]:
+        peer = self._peer(region.address, deadline_s - time.monotonic())
+        with self._losing(peer, region.address):
+            peer.pin(region.region_id, deadline_s)
+            return peer, peer.find(region.region_id, deadline_s)
 
     def _read_direct(self, peer: ShmPeer, batch: ReadBatch) -> bool:
         """By map or across; the caller looks whether the peer is still there afterwards."""

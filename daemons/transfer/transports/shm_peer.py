@@ -4,9 +4,11 @@ The control socket stays open: when it ends the peer died or took a region away,
 counts only if the socket was still open after it.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
+import queue
 import socket
 import threading
 import time
@@ -24,6 +26,9 @@ from daemons.transfer.transports import cross_memory, sockets, wire
 from daemons.transfer.transports.access import authenticate
 from daemons.transfer.transports.base import StaleEpoch, Unreachable, describe
 from daemons.transfer.transports.stream import StreamPool
+
+UNPIN_AFTER_S = 0.01
+"""After the last view: who looks again and again pays for one pin each so often."""
 
 _PREFAULT_BYTES = MIB
 
@@ -45,6 +50,11 @@ class ShmPeer:
     lock: threading.Lock = field(default_factory=threading.Lock)
     maps: dict[int, ByteArray] = field(default_factory=dict)
     private: dict[int, Private] = field(default_factory=dict)
+    views: dict[int, int] = field(default_factory=dict)
+    """How many show a region; each in here has one pin at its owner, until it is seen to have no view."""
+    ended: "queue.SimpleQueue[int | None]" = field(default_factory=queue.SimpleQueue)
+    """A region for each view that ended; None: there will be no more."""
+    unpinner: threading.Thread | None = None
     closed: threading.Event = field(default_factory=threading.Event)
     can_pull: bool = True
     """Whether it could read our memory so far."""
@@ -91,26 +101,60 @@ class ShmPeer:
             return self.maps[region_id] if region_id in self.maps else self.private[region_id]
 
     def pin(self, region_id: int, deadline_s: float) -> None:
+        """For one more view. Those of one region share a pin at the owner, and so does the next one a moment later."""
         with self.lock:
-            frame, _ = self._exchange(wire.Op.PIN, region_id, deadline_s)
-            self._check(frame, deadline_s)
+            if region_id not in self.views:
+                frame, _ = self._exchange(wire.Op.PIN, region_id, deadline_s)
+                self._check(frame, deadline_s)
+                self.views[region_id] = 0
+                if self.unpinner is None:
+                    self.unpinner = threading.Thread(
+                        target=self._unpin_late, name="mc-unpin", daemon=True
+                    )
+                    self.unpinner.start()
+            self.views[region_id] += 1
 
     def unpin(self, region_id: int) -> None:
-        """Nothing to do when the peer is gone: the pin went with the socket."""
-        deadline_s = time.monotonic() + 1.0
-        try:
-            with self.lock:
-                if not self.closed.is_set():
-                    frame, _ = self._exchange(wire.Op.UNPIN, region_id, deadline_s)
-                    self._check(frame, deadline_s)
-        except (OSError, TransferError, ProtocolError, Unavailable):
-            sockets.shut(self.sock)
+        """A view ended. Takes no lock: the garbage collector may call it anywhere."""
+        self.ended.put(region_id)
 
     def close(self) -> None:
         self.closed.set()
+        self.ended.put(None)
+        if self.unpinner is not None:
+            self.unpinner.join(1.0)
         self.sock.close()
         self.stream.close()
         self.maps.clear()
+
+    def _unpin_late(self) -> None:
+        """A thread of its own. Where the peer is gone there is nothing to do: the pins went with the socket."""
+        while (first := self.ended.get()) is not None:
+            self.closed.wait(UNPIN_AFTER_S)
+            try:
+                with self.lock:
+                    self._end_views(first)
+            except (OSError, TransferError, ProtocolError, Unavailable):
+                sockets.shut(self.sock)
+
+    def _end_views(self, first: int) -> None:
+        """And those that ended since; what is not shown any more is the owner's to deregister."""
+        ended: list[int | None] = [first]
+        with contextlib.suppress(queue.Empty):
+            while ended[-1] is not None:
+                ended.append(self.ended.get_nowait())
+        if ended[-1] is None:
+            self.ended.put(None)
+        if self.closed.is_set():
+            return
+        for region_id in ended:
+            if region_id is not None:
+                self.views[region_id] -= 1
+        deadline_s = time.monotonic() + 1.0
+        for region_id in [each for each, count in self.views.items() if not count]:
+            del self.views[region_id]
+            frame, _ = self._exchange(wire.Op.UNPIN, region_id, deadline_s)
+            self._check(frame, deadline_s)
 
     def _map(self, region_id: int, deadline_s: float) -> None:
         frame, descriptors = self._exchange(wire.Op.MAP, region_id, deadline_s)
