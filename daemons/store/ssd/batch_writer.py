@@ -53,6 +53,7 @@ class BatchWriter:
         self._reclaimer = Reclaimer(
             shared.blocks,
             self._log,
+            shared.queue,
             shared.counters,
             shared.lock,
             shared.settings.kept_fraction,

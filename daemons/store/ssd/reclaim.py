@@ -26,6 +26,7 @@ from daemons.store.ssd.log_writer import Append, LogWriter
 from daemons.store.ssd.record import BlockRecord, Kind, Tombstone, block_layout
 from daemons.store.ssd.recovery import scan_bucket, verify_block
 from daemons.store.ssd.settings import SsdCounters
+from daemons.store.ssd.write_queue import WriteQueue
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Reclaimer:
 
     blocks: BlockMap
     writer: LogWriter
+    queue: WriteQueue
     counters: SsdCounters
     lock: threading.Condition
     kept_fraction: float
@@ -109,13 +111,15 @@ class Reclaimer:
             with self.lock:
                 buckets = self.blocks.buckets
                 held = self._work.bucket if self._work else None
+                # What died of a tombstone that is not on disk still hides its older versions.
+                is_settled = not self.queue.tombstones
                 empty = next(
                     (
                         bucket
                         for bucket in buckets.by_id.values()
                         if not bucket.num_live
                         and bucket not in (self.writer.head, held)
-                        and (bucket is buckets.oldest or not bucket.has_tombstones)
+                        and (bucket is buckets.oldest or (is_settled and not bucket.has_tombstones))
                     ),
                     None,
                 )
@@ -246,6 +250,9 @@ class Reclaimer:
             return _Work(oldest, is_compacted=False, left=deque(), tombstones=deque())
 
     def _finish(self, work: _Work) -> None:
+        if not self._settle(work.bucket):
+            self._work = self._oldest_instead()
+            return
         evicted = self._remove(work.bucket)
         self._work = None
         log.debug(
@@ -258,6 +265,20 @@ class Reclaimer:
             self.on_dropped(work.bad, "bad")
         if evicted:
             self.on_dropped(evicted, "evicted")
+
+    def _settle(self, bucket: Bucket) -> bool:
+        """Before a bucket goes, what was deleted from it must be so on disk, or an older bucket's version of it would
+        be found after a crash: tombstones that still wait are written, and written again in their turn. False: no room.
+        """
+        with self.lock:
+            if bucket is self.blocks.buckets.oldest:
+                return True
+            waiting = [Append(tombstone) for tombstone in self.queue.tombstones]
+        if sum(append.num_bytes for append in waiting) > self.writer.room:
+            return False
+        if waiting:
+            self.writer.append(waiting)
+        return True
 
     def _remove(self, bucket: Bucket) -> list[BlockHash]:
         """The file, then its blocks: one that is deleted before the file is gone must still get its tombstone."""

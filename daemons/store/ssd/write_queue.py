@@ -42,6 +42,11 @@ class WriteQueue:
     def pending(self, block_hash: BlockHash) -> Append | None:
         return self._pending.get(block_hash)
 
+    @property
+    def tombstones(self) -> list[Tombstone]:
+        """That are not on disk; all of them between batches."""
+        return [append.record for append in self._appends if isinstance(append.record, Tombstone)]
+
     def add(self, append: Append) -> None:
         self._appends.append(append)
         if isinstance(append.record, BlockRecord):

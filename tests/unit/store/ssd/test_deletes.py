@@ -146,3 +146,27 @@ def test_cleared_namespaces_stay_empty_and_later_puts_stay() -> None:
     assert tier.used_bytes <= 2 * BUCKET
     tier.close()
     assert not opened(disk).hashes()
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_an_older_version_does_not_come_back_while_its_delete_waits(is_compacted: bool) -> None:
+    """The bucket of the newer version is reclaimed while its tombstone is still in the queue."""
+    disk = CrashDisk()
+    tier = opened(disk)
+    fill(tier, *range(16))
+    tier.put(*make_block(0, version=2))
+    write_out(tier)
+    if is_compacted:
+        fill(tier, 100)  # something to copy
+    fill(tier, *range(20, 34 - is_compacted))
+    fill(tier, 40)  # in the third bucket
+    tier.delete([key(n) for n in range(20, 34)])
+    write_out(tier)
+    tier.delete([key(0)])
+    reclaimer = tier._writer._reclaimer
+    reclaimer.drop_empty()
+    while tier.counters.reclaimed_buckets == 0 and is_compacted:
+        assert reclaimer.step(BUCKET)
+    disk.crash()
+    held = opened(disk).get(key(0))
+    assert held is None or held.version == 2
