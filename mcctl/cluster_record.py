@@ -42,6 +42,8 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Directories outside `directory` that go with it: sockets, segments."""
     owner: ProcessIdentity | None
     """The command that the cluster ends with; None: it stays until `mcctl cluster down`."""
+    segment_directory: str | None = None
+    """The user's own, whose files stay; None: in `scratch`."""
     daemons: list[DaemonRecord]
 
     @property

@@ -94,6 +94,7 @@ class LocalCluster:
             model=str(options.model),
             scratch=[str(path) for path in self.plan.scratch],
             owner=owner,
+            segment_directory=str(options.segment_directory) if options.segment_directory else None,
             daemons=[
                 DaemonRecord(
                     name=d.name, role=d.role, process=None, log=str(self._log_path(d.name))

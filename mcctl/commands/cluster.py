@@ -12,7 +12,7 @@ import typer
 from daemons.core.errors import Conflict, Unavailable
 from daemons.core.units import format_size
 from mcctl import exit_codes, model_store, paths, render
-from mcctl.cluster_plan import ClusterOptions
+from mcctl.cluster_plan import ClusterOptions, filesystem_of
 from mcctl.cluster_record import (
     ClusterRecord,
     end_cluster,
@@ -54,10 +54,11 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DownResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`killed` did not end within their time."""
+    """`killed` did not end within their time; `kept` is the --segment-directory, whose files are still there."""
 
     was_running: bool
     killed: list[str]
+    kept: str | None = None
 
 
 @app.command()
@@ -103,6 +104,12 @@ def up(
         http_port=port,
     )
     lock = _hold_lock()
+    if segment_directory is not None:
+        kind = filesystem_of(segment_directory)
+        if kind not in ("tmpfs", "ramfs", "hugetlbfs"):
+            render.complain(
+                f"{segment_directory} is on {kind}: on a tmpfs the pool would be faster"
+            )
     try:
         with render.progress("starting") as progress:
             cluster = LocalCluster.persistent(options)
@@ -121,7 +128,7 @@ def down(
         float, typer.Option(min=0, help="Seconds each group of daemons may drain before SIGKILL.")
     ] = 5.0,
 ) -> None:
-    """End the cluster and remove everything it made; fine when none runs.
+    """End the cluster and remove all it made but a --segment-directory's files; fine when none runs.
 
     \b
     Example: mcctl cluster down
@@ -132,16 +139,21 @@ def down(
         record = read_record(persistent_directory())
         was_running = record is not None and record.is_running
         killed = []
+        kept = record.segment_directory if record is not None else None
         if record is not None:
             with render.progress("stopping"):
                 killed = end_cluster(record, grace_s=grace)
     finally:
         os.close(lock)
     if settings_of(context).output == "json":
-        render.emit_json(DownResult(was_running=was_running, killed=killed))
+        render.emit_json(DownResult(was_running=was_running, killed=killed, kept=kept))
     else:
         forced = f" (killed: {', '.join(killed)})" if killed else ""
         render.emit_line(f"cluster ended{forced}" if was_running else "no cluster was running")
+        if kept is not None:
+            render.note(
+                f"its blocks stay in {kept} for the next one; remove the files there to free their room"
+            )
 
 
 @app.command()
@@ -207,12 +219,19 @@ def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
     if output == "table":
         total = format_size(sum(d.memory_bytes for d in daemons))
         health = "serves" if result.is_healthy else "does NOT serve"
-        render.show_facts(
-            [
-                ("OpenAI API", f"{result.url}/v1 ({health}, model {result.model})"),
-                ("master", result.master),
-                ("memory", f"{total} in all, shared pages once"),
-                ("try", "mcctl request send --prompt 'What is a lighthouse?'"),
-            ]
-        )
+        facts = [
+            ("OpenAI API", f"{result.url}/v1 ({health}, model {result.model})"),
+            ("master", result.master),
+            ("memory", f"{total} in all, shared pages once"),
+        ]
+        if result.is_healthy:
+            facts.append(("try", "mcctl request send --prompt 'What is a lighthouse?'"))
+        if any(not d.is_running for d in daemons):
+            facts.append(
+                (
+                    "ENDED",
+                    "the log says why; `mcctl cluster down`, then up, starts all of them again",
+                )
+            )
+        render.show_facts(facts)
     return result.is_healthy
