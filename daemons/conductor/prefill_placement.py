@@ -10,6 +10,7 @@ from random import Random
 from daemons.conductor.view import InstanceView, Option, PlacementRequest
 
 _LEAST_TOKEN_S = 1e-9
+"""For a model that has measured nothing yet: below any real one."""
 TIE_S = 0.001
 TIE_FRACTION = 0.02
 """Predictions this close are equal; the least recently chosen instance then wins, so idle ones take turns."""

@@ -28,6 +28,7 @@ Size = Annotated[str | int, msgspec.Meta(extra={"form": "size"})]
 
 
 def topology_file(section: "TransferSection") -> Path | None:
+    """None where the host is taken at its word."""
     return Path(section.topology) if section.topology else None
 
 

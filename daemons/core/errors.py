@@ -96,6 +96,7 @@ EXIT_CODES: Final = {
 
 
 def exit_code(error: McError) -> int:
+    """Of its family; EXIT_BUG for one of none."""
     return EXIT_CODES.get(family_of(error), EXIT_BUG)
 
 

@@ -24,6 +24,8 @@ Sharing = Literal["stalling", "chunked", "serial"]
 
 @dataclass(frozen=True, slots=True)
 class CoupledPlan:
+    """`chunk_tokens`: of a prompt in each step, with `sharing` chunked."""
+
     num_instances: int
     sharing: Sharing = "stalling"
     has_prefix_cache: bool = False

@@ -33,6 +33,8 @@ class DecodeTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KvSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one instance: what its devices hold, and what DRAM it lends to the pool."""
+
     bytes_per_token: int
     num_layers: int
     device_tokens: int
@@ -47,6 +49,8 @@ class Bandwidth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HardwareProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One instance of one model on one kind of machine."""
+
     prefill: PrefillTimes
     decode: DecodeTimes
     kv: KvSizes

@@ -65,10 +65,12 @@ class WrongIndex(TransferError):
 
 
 def encode_header(header: IndexHeader) -> bytes:
+    """How a file begins."""
     return MAGIC + _framed(_encode(header))
 
 
 def encode_record(record: IndexRecord) -> bytes:
+    """To be appended behind the header, in any number."""
     return _framed(_encode(record))
 
 
@@ -125,6 +127,7 @@ class IndexContents:
 
 
 def replay(records: IndexReader) -> IndexContents:
+    """Later records win; a free of a place that was sealed anew since means nothing."""
     contents = IndexContents()
     live = contents.live
     for record in records:

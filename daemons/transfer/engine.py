@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from daemons.core.errors import ConfigError, McError, TransferError, Unavailable
+from daemons.core.errors import ConfigError, TransferError, Unavailable
 from daemons.core.ids import Epoch, new_epoch
 from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
 from daemons.transfer.buffers import Buffer
 from daemons.transfer.capability import Capability, CapabilityKey, Operation
-from daemons.transfer.handle import BatchStatus, Handle, state_after
+from daemons.transfer.handle import BatchStatus, Handle, run_in_order
 from daemons.transfer.hardware import Topology
 from daemons.transfer.links import interface_to
 from daemons.transfer.listeners import listen
@@ -331,7 +331,9 @@ class TransferEngine:
             for batch, status in zip(batches, statuses, strict=True)
         ]
         handle = Handle(statuses, cancelled)
-        handle.future = self._submit_workers.submit(self._run_all, mine, statuses, cancelled)
+        handle.future = self._submit_workers.submit(
+            run_in_order, self.run, mine, statuses, cancelled
+        )
         return handle
 
     def wait(self, handle: Handle, timeout_s: float | None = None) -> None:
@@ -381,21 +383,3 @@ class TransferEngine:
 
     def _pull(self, batch: ReadBatch) -> bool:
         return self._shm is not None and self._shm.pull(batch)
-
-    def _run_all(
-        self,
-        batches: Sequence[ReadBatch | WriteBatch],
-        statuses: Sequence[BatchStatus],
-        cancelled: threading.Event,
-    ) -> None:
-        failure: McError | None = None
-        for batch, status in zip(batches, statuses, strict=True):
-            if failure is None:
-                status.state = "running"
-                try:
-                    self.run(batch)
-                except McError as error:
-                    failure = error
-            status.state = state_after(failure, cancelled)
-        if failure is not None:
-            raise failure

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Literal, NamedTuple
 
-from daemons.core.errors import Unavailable
+from daemons.core.errors import McError, Unavailable
 from daemons.transfer.transports.base import Cancelled, NotOver, ReadBatch, WriteBatch
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -107,7 +107,27 @@ class Handle:
         return error.path.wait_closed(max(0.0, deadline_s - time.monotonic()))
 
 
-def state_after(error: BaseException | None, cancelled: threading.Event) -> State:
+def run_in_order(
+    run: Callable[[ReadBatch | WriteBatch], None],
+    batches: Sequence[ReadBatch | WriteBatch],
+    statuses: Sequence[BatchStatus],
+    cancelled: threading.Event,
+) -> None:
+    """Up to the first that fails; those behind it share its end. Raises what it raised."""
+    failure: McError | None = None
+    for batch, status in zip(batches, statuses, strict=True):
+        if failure is None:
+            status.state = "running"
+            try:
+                run(batch)
+            except McError as error:
+                failure = error
+        status.state = _state_after(failure, cancelled)
+    if failure is not None:
+        raise failure
+
+
+def _state_after(error: McError | None, cancelled: threading.Event) -> State:
     if error is None:
         return "done"
     is_cancelled = isinstance(error, Cancelled) or (
