@@ -6,12 +6,14 @@ import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
 from daemons.config.base import Section
 from daemons.config.forms import form_of
+from daemons.core.errors import ConfigError
 from mcctl.cluster_plan import CONFIG_TYPES
 
 PROCESSES: Final = {f"mc-{role}": config_type for role, config_type in CONFIG_TYPES.items()}
@@ -138,6 +140,17 @@ def effective(config: Section) -> dict[str, Any]:
     """Every key with the value that the daemon would run with."""
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return plain
+
+
+def process_of(path: Path) -> str:
+    """mc-prefill of mc-prefill.toml and mc-prefill@gpu0.toml. Raises ConfigError for another name."""
+    process = path.name.removesuffix(".toml").partition("@")[0]
+    if process not in PROCESSES:
+        raise ConfigError(
+            f"{path}: whose config is it? Name it PROCESS.toml or PROCESS@INSTANCE.toml, "
+            f"PROCESS being one of {', '.join(PROCESSES)}"
+        )
+    return process
 
 
 def installed(process: str) -> str:

@@ -48,6 +48,7 @@ COMMANDS: Final = {
     "events": LazyCommand("events", "Follow blocks and nodes as they come and go."),
     "model": LazyCommand("model", "Models on this host: fetch, list, convert."),
     "bench": LazyCommand("bench", "Measure a cluster."),
+    "doctor": LazyCommand("doctor", "Find what keeps this host from serving well, and the fix."),
     "simulate": LazyCommand(
         "simulate", "Replay traffic on a modelled cluster: run, plan, reproduce."
     ),

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from daemons.config.base import load_config
-from daemons.core.errors import ConfigError, McError
+from daemons.core.errors import McError
 from mcctl import config_text, exit_codes, render
 from mcctl.commands import new_app
 from mcctl.render import Column
@@ -72,7 +72,7 @@ def show(
         render.emit_json({"process": what, "defaults": keys})
         return
     path = Path(what)
-    process = _process(path)
+    process = config_text.process_of(path)
     values = config_text.effective(load_config(path, config_text.PROCESSES[process]))
     rows = [(f"{s}.{key}", value) for s, keys in values.items() for key, value in keys.items()]
     columns = [Column("key", lambda row: row[0]), Column("value", lambda row: _toml(row[1]))]
@@ -82,22 +82,11 @@ def show(
 def _check(path: Path) -> CheckedFile:
     process, problem = "?", ""
     try:
-        process = _process(path)
+        process = config_text.process_of(path)
         load_config(path, config_text.PROCESSES[process])
     except McError as error:
         problem = error.message
     return CheckedFile(path=str(path), process=process, problem=problem)
-
-
-def _process(path: Path) -> str:
-    """mc-prefill of mc-prefill.toml and mc-prefill@gpu0.toml."""
-    process = path.name.removesuffix(".toml").partition("@")[0]
-    if process not in config_text.PROCESSES:
-        raise ConfigError(
-            f"{path}: whose config is it? Name it PROCESS.toml or PROCESS@INSTANCE.toml, "
-            f"PROCESS being one of {', '.join(config_text.PROCESSES)}"
-        )
-    return process
 
 
 def _toml(value: object) -> str:

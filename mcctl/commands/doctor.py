@@ -1,0 +1,135 @@
+"""mcctl doctor: everything that would keep this host from serving well, and the fix."""
+
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import ConfigError, Unavailable
+from mcctl import render
+from mcctl.commands import new_app
+from mcctl.doctor.cluster import check_cluster
+from mcctl.doctor.configs import Loaded, check_configs, load_all
+from mcctl.doctor.finding import SEVERITIES, Finding
+from mcctl.doctor.host import Host, read_host
+from mcctl.render import Column
+from mcctl.settings import settings_of
+
+app = new_app()
+
+_INSTALLED: Final = Path("/etc/mooncake")
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help=f"Config files of this host; {_INSTALLED}/mc-*.toml."),
+    ] = None,
+    no_cluster: Annotated[
+        bool, typer.Option("--no-cluster", help="Do not ask the master: it is not up yet.")
+    ] = False,
+) -> None:
+    """Check configs together, memory, ports, secrets, models, NICs, clock and cluster. Exits with 78 on an error.
+
+    \b
+    Example: mcctl doctor
+    Example: mcctl doctor --no-cluster configs/mc-master.toml configs/mc-cachenode.toml
+    """
+    paths = files or sorted(_INSTALLED.glob("mc-*.toml"))
+    loaded, findings = load_all(paths)
+    host = read_host()
+    findings += check_configs(loaded, host)
+    findings += check_clock(host)
+    findings += _check_topology(loaded)
+    if not paths:
+        findings.append(_no_configs())
+    if not no_cluster:
+        findings += _check_cluster(settings_of(context).master, settings_of(context).wait_s)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    output = settings_of(context).output
+    if output == "table" and not findings:
+        render.emit_line("Nothing to complain about.")
+    else:
+        render.emit(output, {"findings": findings}, _COLUMNS, findings)
+    count = Counter(finding.severity for finding in findings)
+    if count["error"]:
+        first = next(finding for finding in findings if finding.severity == "error")
+        raise ConfigError(f"{count['error']} error(s); the first: {first.what}: {first.problem}")
+
+
+def check_clock(host: Host) -> Iterator[Finding]:
+    """Grants and tombstones carry times."""
+    if host.is_clock_synchronized is False:
+        yield Finding(
+            severity="warning",
+            area="clock",
+            what="clock",
+            problem="the kernel says that it is not synchronized",
+            fix="run chrony or systemd-timesyncd: timedatectl set-ntp true",
+        )
+
+
+def _check_topology(loaded: Sequence[Loaded]) -> Iterator[Finding]:
+    from daemons.transfer.topology import discover
+    from daemons.transfer.topology_check import check
+    from daemons.transfer.transports.rdma import why_unavailable
+
+    sections = [section for item in loaded if (section := getattr(item.config, "transfer", None))]
+    names_rdma = any("rdma" in section.transports for section in sections)
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    is_bound = names_rdma and limit != resource.RLIM_INFINITY and os.geteuid() != 0
+    for found in check(
+        discover(),
+        no_verbs_reason=(why_unavailable() or "") if names_rdma else "",
+        memlock_bytes=limit if is_bound else None,
+        wants_rdma=any(section.transports == ["rdma"] for section in sections),
+    ):
+        yield Finding(
+            severity=found.severity,
+            area="topology",
+            what=found.device,
+            problem=found.problem,
+            fix=found.fix,
+        )
+
+
+def _check_cluster(master: str, timeout_s: float) -> list[Finding]:
+    try:
+        with ClusterClient(master, timeout_s) as client:
+            return list(check_cluster(client.nodes()))
+    except Unavailable as error:
+        return [
+            Finding(
+                severity="warning",
+                area="cluster",
+                what=master,
+                problem=error.message,
+                fix="start mc-master, name it with --endpoint, or leave it out: --no-cluster",
+            )
+        ]
+
+
+def _no_configs() -> Finding:
+    return Finding(
+        severity="info",
+        area="config",
+        what=str(_INSTALLED),
+        problem="no config files there, so none were checked",
+        fix="name them: mcctl doctor FILE ...",
+    )
+
+
+_COLUMNS: Final = [
+    Column("severity", lambda finding: finding.severity),
+    Column("area", lambda finding: finding.area),
+    Column("what", lambda finding: finding.what),
+    Column("problem", lambda finding: finding.problem),
+    Column("fix", lambda finding: finding.fix),
+]

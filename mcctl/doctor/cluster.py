@@ -1,0 +1,48 @@
+"""What the master says of the cluster that this host is, or will be, part of."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from daemons.protocol.node import ListNodesReply
+from mcctl.doctor.finding import Finding
+
+
+def check_cluster(reply: ListNodesReply) -> Iterator[Finding]:
+    """Nodes that are away, versions that differ, roles that are missing."""
+    by_version: defaultdict[str, list[str]] = defaultdict(list)
+    by_version[reply.master.software].append("the master")
+    roles = defaultdict(set)
+    for listed in reply.nodes:
+        node = listed.node
+        by_version[node.software].append(node.node)
+        if listed.state == "alive" and node.model is not None:
+            roles[node.model.name].add(node.role)
+        if listed.state != "alive":
+            yield Finding(
+                severity="warning",
+                area="cluster",
+                what=node.node,
+                problem=f"{node.role} on {node.host} is {listed.state}",
+                fix=f"look at it there: systemctl status 'mc-{node.role}@*'",
+            )
+    if len(by_version) > 1:
+        versions = "; ".join(
+            f"{version}: {', '.join(sorted(names)[:5])}"
+            for version, names in sorted(by_version.items())
+        )
+        yield Finding(
+            severity="warning",
+            area="cluster",
+            what="versions",
+            problem=f"not all run the same software: {versions}",
+            fix="upgrade the rest, one node after the other",
+        )
+    for model, found in sorted(roles.items()):
+        for role in sorted({"prefill", "decode"} - found):
+            yield Finding(
+                severity="error",
+                area="cluster",
+                what=model,
+                problem=f"no {role} instance of it is alive: requests get 503",
+                fix=f"systemctl start mc-{role}@INSTANCE on a host that has the model",
+            )

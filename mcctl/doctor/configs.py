@@ -1,0 +1,220 @@
+"""What the config files of one host demand of it, checked together: each alone is the business of `config check`."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+from daemons.config.base import Section, load_config
+from daemons.config.common import size_bytes
+from daemons.config.mc_cachenode import CachenodeConfig
+from daemons.core.errors import McError
+from daemons.core.units import format_size
+from mcctl.config_text import PROCESSES, process_of
+from mcctl.doctor.finding import Finding
+from mcctl.doctor.host import Host, file_system
+from mcctl.doctor.ports import Wanted, check_ports, parse
+
+_MOST_OF_MEMORY: Final = 0.9
+_MODEL_FILES: Final = ("config.json", "tokenizer.json")
+_LISTEN_KEYS: Final = ("listen", "events", "metrics")
+_MIN_SECRET_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A good file."""
+
+    path: Path
+    process: str
+    config: Any
+
+
+def load_all(paths: Sequence[Path]) -> tuple[list[Loaded], list[Finding]]:
+    """The good ones, and what is wrong with the others."""
+    loaded, findings = [], []
+    for path in paths:
+        try:
+            process = process_of(path)
+            loaded.append(Loaded(path, process, load_config(path, PROCESSES[process])))
+        except McError as error:
+            findings.append(
+                Finding(
+                    severity="error",
+                    area="config",
+                    what=str(path),
+                    problem=error.message,
+                    fix="mend it; mcctl config show PROCESS lists every key",
+                )
+            )
+    return loaded, findings
+
+
+def check_configs(loaded: Sequence[Loaded], host: Host) -> Iterator[Finding]:
+    """Memory, directories, ports, secrets, models and identities."""
+    yield from _check_memory(loaded, host)
+    for item in loaded:
+        yield from _check_segment(item)
+        yield from _check_models(item)
+        yield from _check_secret(item)
+        yield from _check_exposure(item)
+    yield from check_ports(want for item in loaded for want in _wanted(item))
+    yield from _check_ids(loaded)
+
+
+def _check_memory(loaded: Sequence[Loaded], host: Host) -> Iterator[Finding]:
+    demands = {item.path.name: _memory_of(item) for item in loaded if _memory_of(item)}
+    total = sum(demands.values())
+    if host.memory_bytes and total > _MOST_OF_MEMORY * host.memory_bytes:
+        parts = ", ".join(f"{name} {format_size(size)}" for name, size in demands.items())
+        yield Finding(
+            severity="error",
+            area="memory",
+            what=format_size(total),
+            problem=f"the configs take {format_size(total)} of {format_size(host.memory_bytes)}: {parts}",
+            fix="lower `segment.size` or `engine.kv_memory` so that a tenth is left for everything else",
+        )
+
+
+def _memory_of(item: Loaded) -> int:
+    if isinstance(item.config, CachenodeConfig):
+        return size_bytes(item.config.segment.size, "segment.size")
+    engine = getattr(item.config, "engine", None)
+    if engine is None or engine.device != "cpu":
+        return 0
+    return size_bytes(engine.kv_memory, "engine.kv_memory")
+
+
+def _check_segment(item: Loaded) -> Iterator[Finding]:
+    if not isinstance(item.config, CachenodeConfig):
+        return
+    segment = item.config.segment
+    wanted, place = size_bytes(segment.size, "segment.size"), Path(segment.directory)
+    found = file_system(place)
+    what = f"`segment.directory` of {item.path}"
+    if found is None:
+        yield Finding(
+            severity="error",
+            area="memory",
+            what=str(place),
+            problem=f"{what} is not there",
+            fix=f"mkdir -p {place} && mount -t tmpfs -o size={_with_room(wanted)} tmpfs {place}",
+        )
+        return
+    if not found.is_memory:
+        yield Finding(
+            severity="warning",
+            area="memory",
+            what=str(place),
+            problem=f"{what} is on {found.kind}: blocks are written to a disk",
+            fix=f"mount -t tmpfs -o size={_with_room(wanted)} tmpfs {place}",
+        )
+    if found.size_bytes < wanted:
+        yield Finding(
+            severity="error",
+            area="memory",
+            what=str(place),
+            problem=f"{what} has {format_size(found.size_bytes)}, `segment.size` is {format_size(wanted)}",
+            fix=f"mount -o remount,size={_with_room(wanted)} {found.mount}, or lower `segment.size`",
+        )
+
+
+def _with_room(size: int) -> str:
+    """For the index beside the segment."""
+    return f"{-(-size * 11 // 10 // (1 << 20))}m"
+
+
+def _check_models(item: Loaded) -> Iterator[Finding]:
+    model = getattr(item.config, "model", None)
+    paths = [model.path] if model is not None else list(getattr(item.config, "models", {}).values())
+    for path in map(Path, paths):
+        needed = _MODEL_FILES if model is not None else ("tokenizer.json",)
+        missing = [name for name in needed if not (path / name).is_file()]
+        if missing:
+            yield Finding(
+                severity="error",
+                area="model",
+                what=str(path),
+                problem=f"{item.path}: no {' and no '.join(missing)} in it",
+                fix="name a Hugging Face directory, or make one: mcctl model fetch, mcctl model convert",
+            )
+
+
+def _check_secret(item: Loaded) -> Iterator[Finding]:
+    for section, key in (("transfer", "secret_file"), ("access", "secret_file")):
+        path = getattr(getattr(item.config, section, None), key, "")
+        problem = _secret_problem(Path(path)) if path else ""
+        if problem:
+            yield Finding(
+                severity="error",
+                area="secrets",
+                what=path,
+                problem=f"`{section}.{key}` of {item.path}: {problem}",
+                fix=f"openssl rand -hex 32 > {path}; chmod 640 {path}; the same file on every host",
+            )
+
+
+def _secret_problem(path: Path) -> str:
+    try:
+        mode, size = path.stat().st_mode, len(path.read_bytes().strip())
+    except PermissionError:
+        return ""  # the daemon's user may read it, we may not
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if mode & 0o007:
+        return "it is open to everyone"
+    return "it holds less than 16 bytes" if size < _MIN_SECRET_BYTES else ""
+
+
+def _check_exposure(item: Loaded) -> Iterator[Finding]:
+    transfer = getattr(item.config, "transfer", None)
+    if transfer is None or transfer.secret_file or "tcp" not in transfer.transports:
+        return
+    public = [host for host in (transfer.host, *transfer.more_hosts) if not _is_loopback(host)]
+    if public:
+        yield Finding(
+            severity="warning",
+            area="secrets",
+            what=public[0],
+            problem=f"{item.path}: whoever reaches {', '.join(public)} can read KV blocks",
+            fix="set `transfer.secret_file` on every node and `access.secret_file` on the master",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _wanted(item: Loaded) -> Iterator[Wanted]:
+    node: Section | None = getattr(item.config, "node", None)
+    for key in _LISTEN_KEYS:
+        parsed = parse(getattr(node, key, "") or "")
+        if parsed is not None:
+            yield Wanted(*parsed, item.process, f"node.{key}", str(item.path))
+    http = getattr(item.config, "http", None)
+    if http is not None and http.port:
+        yield Wanted(http.host, http.port, item.process, "http.port", str(item.path))
+    transfer = getattr(item.config, "transfer", None)
+    if transfer is not None and transfer.port:
+        for host in (transfer.host, *transfer.more_hosts):
+            yield Wanted(host, transfer.port, item.process, "transfer.port", str(item.path))
+
+
+def _check_ids(loaded: Sequence[Loaded]) -> Iterator[Finding]:
+    seen: dict[str, Loaded] = {}
+    for item in loaded:
+        name = getattr(getattr(item.config, "node", None), "id", "")
+        if name and name in seen:
+            yield Finding(
+                severity="error",
+                area="config",
+                what=name,
+                problem=f"{item.path} and {seen[name].path} have the same `node.id`",
+                fix=f"name them after their host and number, e.g. {os.uname().nodename}-0",
+            )
+        seen[name] = item
