@@ -1,6 +1,6 @@
 """How bytes move: registered regions, READ and WRITE over shared memory, RDMA or TCP, and what fences both."""
 
-from daemons.protocol.segment import Grant
+from daemons.protocol.segment import Grant, RegionRef
 from daemons.transfer.buffers import as_bytes
 from daemons.transfer.capability import BadCapability, Capability
 from daemons.transfer.engine import TransferEngine
@@ -36,6 +36,7 @@ __all__ = [
     "Pinned",
     "Read",
     "ReadBatch",
+    "RegionRef",
     "SharedMemory",
     "SliceStatus",
     "StaleEpoch",

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import get_args
 
 from daemons.core.errors import Conflict, TransferError
 from daemons.transfer.buffers import Buffer, as_bytes
@@ -35,6 +36,8 @@ class RegionTable:
         """Name this memory; its bytes stay the caller's. Memory registered already is refused."""
         shared = memory if isinstance(memory, SharedMemory) else None
         array = shared.array if shared else as_bytes(memory)  # type: ignore[arg-type]  # narrowed above
+        if access not in get_args(Access):
+            raise TransferError(f"access {access!r} is not one of {', '.join(get_args(Access))}")
         if not array.nbytes:
             raise TransferError("an empty region cannot be registered")
         if access == "read-write" and not array.flags.writeable:

@@ -448,3 +448,9 @@ def test_config_errors_say_which_address(
         TransferEngine(epoch=Epoch(1), unix_dir=directory / ("x" * 100))
     with pytest.raises(ConfigError, match="'pigeon' is not one of"):
         TransferEngine(epoch=Epoch(1), transports=("pigeon",))
+
+
+def test_closing_a_second_time_does_nothing(tmp_path: Path) -> None:
+    engine = TransferEngine(unix_dir=tmp_path)
+    engine.close()
+    engine.close()

@@ -77,6 +77,9 @@ class DataServer:
             connection.end()
 
     def close(self) -> None:
+        """A second time it does nothing."""
+        if self._is_closing:
+            return
         self._is_closing = True
         self._wake()
         self._thread.join()

@@ -41,3 +41,8 @@ def test_memory_is_found_in_the_region_that_holds_all_of_it() -> None:
     assert table.containing([memory.array[5:9], np.zeros(4, np.uint8)]) is None
     table.close()
     memory.close()
+
+
+def test_access_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TransferError, match="'write' is not one of read, read-write"):
+        RegionTable().register(bytearray(8), "write")  # type: ignore[arg-type]  # what an untyped caller may do
