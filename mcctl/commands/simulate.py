@@ -306,7 +306,8 @@ def _percent(value: Callable[[Any], float]) -> Callable[[Any], str]:
 
 
 def _seconds(value: Callable[[Any], float]) -> Callable[[Any], str]:
-    return lambda row: format_duration(value(row))
+    """Of the requests that were served; where none was, there is no time."""
+    return lambda run: format_duration(value(run)) if run.num_rejected < run.num_requests else "-"
 
 
 _RUN_COLUMNS: Final = [

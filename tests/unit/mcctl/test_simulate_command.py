@@ -52,6 +52,15 @@ def test_plan_shows_what_a_cache_finds(capsys: pytest.CaptureFixture[str], trace
     assert "best here" in err
 
 
+def test_no_times_are_made_up_where_everybody_was_rejected(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    _, out, _ = mcctl(
+        capsys, "run", str(trace), "--early-rejection", "--ttft-slo", "0.001", "--output", "plain"
+    )
+    assert out.split("\t")[2:6] == ["0.0%", "6", "-", "-"]
+
+
 def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
     for verb, charts in (("run", 4), ("plan", 2)):
         picture = tmp_path / f"{verb}.svg"
