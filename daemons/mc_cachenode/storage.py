@@ -8,23 +8,34 @@ import contextlib
 import gc
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from daemons.config.common import size_bytes
 from daemons.config.mc_cachenode import SegmentSection
-from daemons.core.errors import TransferError
+from daemons.core.errors import ConfigError, TransferError
 from daemons.core.ids import NodeId
-from daemons.core.units import format_size
+from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.store.index_format import IndexContents, IndexHeader, IndexReader, replay
+from daemons.store.index_format import (
+    IndexContents,
+    IndexHeader,
+    IndexReader,
+    WrongIndex,
+    replay,
+)
 from daemons.store.index_log import IndexLog
 from daemons.store.segment import SLOT_ALIGN, Segment
 from daemons.transfer import prefault, reopen_shared
 
 log = logging.getLogger(__name__)
+
+_MAX_INDEX_BYTES: Final = 64 * MIB
+"""Beyond the segment's own size: records are smaller than slots, and compaction bounds what is garbage."""
 
 OnLost = Callable[[str, int], object]
 """Called with what was lost of an earlier process's index or blocks, and how many: for the metrics."""
@@ -72,11 +83,13 @@ def segment_path(config: SegmentSection, node: NodeId) -> Path:
 def open_storage(config: SegmentSection, node: NodeId, on_lost: OnLost) -> Storage:
     """With all blocks of the process before, where it kept them. Raises ConfigError, Exhausted."""
     path = segment_path(config, node)
+    _check_directory(path.parent)
     index_path = path.with_suffix(".index")
     segment = _reopen(config, path) if config.keep else None
     if segment is None:
         segment = _create(config, path)
-        index_path.unlink(missing_ok=True)  # only now that the lock is ours
+        with contextlib.suppress(OSError):
+            index_path.unlink(missing_ok=True)  # only now that the lock is ours
     segment.memory.is_kept = config.keep
     if config.prefault:
         prefault(segment.array)
@@ -89,6 +102,19 @@ def open_storage(config: SegmentSection, node: NodeId, on_lost: OnLost) -> Stora
         index = IndexLog(index_path, header, replicas)
     replicas.keep_in(index)
     return Storage(segment, replicas, index, path)
+
+
+def _check_directory(directory: Path) -> None:
+    """Whoever owns it could put any file in the place of ours. Raises ConfigError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.lstat()
+    except OSError as error:
+        raise ConfigError(f"cannot create {directory}: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ConfigError(
+            f"{directory} is no directory of this user; remove it, or choose another segment.directory"
+        )
 
 
 @contextmanager
@@ -134,10 +160,22 @@ def _create(config: SegmentSection, path: Path) -> Segment:
         raise
 
 
+def _index_bytes(path: Path, segment_bytes: int) -> bytes:
+    """Raises OSError, WrongIndex."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise WrongIndex("it is no file")
+        if status.st_size > segment_bytes + _MAX_INDEX_BYTES:
+            raise WrongIndex(f"it has {format_size(status.st_size)}, more than any index")
+        return file.read()
+
+
 def _read_index(path: Path, header: IndexHeader, on_lost: OnLost) -> IndexContents:
     """Whatever the file holds, only what verifies is returned; what does not is logged and counted."""
     try:
-        reader = IndexReader(path.read_bytes(), header)
+        reader = IndexReader(_index_bytes(path, header.segment_bytes), header)
     except FileNotFoundError:
         return IndexContents()
     except (OSError, TransferError) as error:

@@ -6,6 +6,7 @@ a block is recorded after its bytes and trailer are in the slot, and `flush`ed b
 hold half a block; and were it lost or wrong, the trailer in the slot would not fit it.
 """
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -144,7 +145,8 @@ class IndexLog:
             self._compact_at = 2 * self.num_garbage
 
     def _begin_draft(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._draft_path.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._draft = os.open(self._draft_path, flags, 0o600)
         cleared = [encode_record(record) for record in self._live.cleared()]
         _write(self._draft, b"".join([encode_header(self._header), *cleared]))
@@ -173,7 +175,7 @@ class IndexLog:
         if self._draft >= 0:
             os.close(self._draft)
             self._draft = -1
-            self._draft_path.unlink(missing_ok=True)
+            _remove(self._draft_path)
 
     def _give_up(self, error: OSError) -> None:
         """A file that misses a record could claim what is gone, so there will be none."""
@@ -187,11 +189,17 @@ class IndexLog:
             os.close(self._fd)
             self._fd = -1
         self._pending.clear()
-        self.path.unlink(missing_ok=True)
+        _remove(self.path)
 
     @property
     def _draft_path(self) -> Path:
         return self.path.with_name(f"{self.path.name}.new")
+
+
+def _remove(path: Path) -> None:
+    """Where that is not possible it stays: what it claims is held against the trailers."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -1,0 +1,88 @@
+"""Whatever lies where a node keeps its files, it starts or says why not; and it writes to no file of another."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daemons.config.mc_cachenode import SegmentSection
+from daemons.core.errors import ConfigError
+from daemons.core.ids import NodeId
+from daemons.mc_cachenode.storage import open_storage, segment_path
+
+NODE = NodeId("node-a")
+
+
+def section(directory: Path) -> SegmentSection:
+    return SegmentSection(size="4MiB", directory=str(directory))
+
+
+def open_and_close(directory: Path) -> list[str]:
+    """What was lost."""
+    lost: list[str] = []
+    storage = open_storage(section(directory), NODE, lambda what, _: lost.append(what))
+    try:
+        assert storage.replicas.num_sealed == 0
+    finally:
+        storage.close()
+    return lost
+
+
+@pytest.mark.parametrize("has_segment", [True, False])
+@pytest.mark.parametrize(
+    "put_there",
+    [
+        lambda path: path.mkdir(),
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to(path),
+        lambda path: os.close(os.open(path, os.O_CREAT)) or os.truncate(path, 1 << 30),
+    ],
+)
+def test_a_node_starts_beside_whatever_has_its_index_name(
+    tmp_path: Path, put_there: Callable[[Path], object], has_segment: bool
+) -> None:
+    assert open_and_close(tmp_path) == []
+    path = segment_path(section(tmp_path), NODE)
+    index = path.with_suffix(".index")
+    index.unlink()
+    put_there(index)
+    if has_segment:
+        assert open_and_close(tmp_path) == ["index"]
+    else:
+        path.unlink()
+        open_and_close(tmp_path)
+    if not index.is_dir():
+        assert open_and_close(tmp_path) == []
+
+
+def test_a_link_in_the_place_of_a_new_index_is_not_followed(tmp_path: Path) -> None:
+    open_and_close(tmp_path)
+    index = segment_path(section(tmp_path), NODE).with_suffix(".index")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for path in (index, index.with_name("node-a.index.new")):
+        path.unlink(missing_ok=True)
+        path.symlink_to(victim)
+    open_and_close(tmp_path)
+    assert victim.read_text() == "precious"
+    assert not index.is_symlink()
+
+
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    segment_path(section(tmp_path), NODE).parent.mkdir()
+    with pytest.raises(ConfigError, match="no directory of this user"):
+        open_and_close(tmp_path)
+
+
+def test_a_link_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    path = segment_path(section(tmp_path), NODE)
+    (tmp_path / "elsewhere").mkdir()
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="no directory of this user"):
+        open_and_close(tmp_path)
