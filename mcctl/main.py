@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "quickstart": LazyCommand("quickstart", "Run real chat traffic, show what the cache did."),
     "cluster": LazyCommand("cluster", "Keep a cluster on this host: up, down, status."),
     "status": LazyCommand("status", "One look at the cluster: nodes, pool, requests."),
+    "top": LazyCommand("top", "Watch the cluster work: nodes, hit ratio, TTFT, requests."),
     "topology": LazyCommand(
         "topology", "Cluster tree and data paths: show, discover, check, probe."
     ),

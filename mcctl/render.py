@@ -60,22 +60,23 @@ def show_table(
     unbounded = target.options.update(max_width=10_000)
     lines, shown, hidden = list(rows), list(columns), list[str]()
     while True:
-        table = _table(title, shown, lines)
+        drawn = table(title, shown, lines)
         least = min(shown, key=lambda column: -column.extra)
         prose = [len(c.text(row)) for c in shown if c.is_prose for row in lines]
-        needed = target.measure(table, options=unbounded).maximum - max(
+        needed = target.measure(drawn, options=unbounded).maximum - max(
             0, max(prose, default=0) - _PROSE_CHARS
         )
         if needed <= target.width or least.extra == 0:
             break
         shown.remove(least)
         hidden.append(least.title)
-    target.print(table)
+    target.print(drawn)
     if hidden:
         target.print(f"(columns left out, no room: {', '.join(hidden)})", style="dim")
 
 
-def _table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table":
+def table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table":
+    """For a picture of several; `show_table` draws one and leaves out what a narrow terminal has no room for."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -85,7 +86,7 @@ def _table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table
         text = column.text(row)
         return Text(text, no_wrap=True, overflow="ellipsis") if column.is_prose else escape(text)
 
-    table = Table(
+    drawn = Table(
         title=title or None,
         box=box.SIMPLE_HEAD,
         title_justify="left",
@@ -93,15 +94,15 @@ def _table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table
         pad_edge=False,
     )
     for column in columns:
-        table.add_column(
+        drawn.add_column(
             column.title,
             justify="right" if column.is_number else "left",
             overflow="fold",
             no_wrap=column.is_number,
         )
     for row in rows:
-        table.add_row(*(cell(column, row) for column in columns))
-    return table
+        drawn.add_row(*(cell(column, row) for column in columns))
+    return drawn
 
 
 def show_facts(facts: Sequence[tuple[str, str]], *, on_stderr: bool = False) -> None:

@@ -100,6 +100,13 @@ def test_cluster_is_used_and_leaves_nothing(
     assert sent[1]["reused_tokens"] >= 64
 
     assert answer(home, "status")["is_serving"]
+    seen = mcctl(
+        home, "top", "--count", "2", "--interval", "0.1", "--output", "json"
+    ).stdout.splitlines()
+    frames = [json.loads(line) for line in seen]
+    assert [
+        {line["role"] for line in frame["nodes"]} >= {"prefill", "decode"} for frame in frames
+    ] == [True] * 2
     nodes = answer(home, "node", "list")["nodes"]
     assert sorted(node["node"]["role"] for node in nodes) == [
         "cachenode",
@@ -127,7 +134,7 @@ def test_cluster_is_used_and_leaves_nothing(
     assert again.returncode == 4
     assert "mcctl cluster down" in again.stderr
 
-    assert answer(home, "cluster", "down") == {"was_running": True, "killed": []}
+    assert answer(home, "cluster", "down") == {"was_running": True, "killed": [], "kept": None}
     assert not any(_exists(pid) for pid in pids.values())
     assert not any(Path(path).exists() for path in scratch)
     assert not (tmp_path / "state" / "mooncake" / "cluster").exists()

@@ -1,0 +1,159 @@
+"""mcctl top: the cluster as it works, redrawn every second."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.units import format_duration, format_size
+from mcctl import render
+from mcctl.commands import new_app
+from mcctl.render import Column
+from mcctl.settings import settings_of
+from mcctl.top_view import Frame, Look, NodeLine, RequestLine, frame
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+app = new_app()
+
+_RECENT: Final = 200
+_BAR_CHARS: Final = 12
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many frames.")
+    ] = None,
+) -> None:
+    """Nodes, tiers, hit ratio, TTFT and the latest requests, until Ctrl-C. With --output json, one object per line.
+
+    \b
+    Example: mcctl top
+    Example: mcctl top --count 1 --output json
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        frames = _frames(client, interval, count)
+        if settings.output == "json":
+            for shown in frames:
+                render.emit_json_line(shown)
+        elif settings.output == "plain" or not sys.stdout.isatty():
+            for shown in frames:
+                _print(shown)
+        else:
+            _draw(frames)
+
+
+def _frames(client: ClusterClient, interval_s: float, count: int | None) -> Iterator[Frame]:
+    """A master that goes away ends it, as every other verb."""
+    before: Look | None = None
+    number = 0
+    while count is None or number < count:
+        if number:
+            time.sleep(interval_s)
+        now = Look(time.monotonic(), client.nodes(), client.cache_stat(), client.requests(_RECENT))
+        yield frame(now, before)
+        before = now
+        number += 1
+
+
+def _draw(frames: Iterator[Frame]) -> None:
+    """On a screen of its own, which Ctrl-C leaves as it was."""
+    from rich.live import Live
+
+    target = render.console()
+    with Live(console=target, auto_refresh=False, screen=True) as live:
+        for shown in frames:
+            live.update(_picture(shown), refresh=True)
+
+
+def _print(shown: Frame) -> None:
+    for name, value in _facts(shown):
+        render.emit_line(f"{name}\t{value}")
+    for line in shown.nodes:
+        render.emit_line("\t".join(column.text(line) for column in _NODE_COLUMNS))
+    for request in shown.requests:
+        render.emit_line("\t".join(column.text(request) for column in _REQUEST_COLUMNS))
+
+
+def _picture(shown: Frame) -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    head = "   ".join(f"{name} {value}" for name, value in _facts(shown))
+    return Group(
+        Text(head, style="bold"),
+        render.table("nodes", _NODE_COLUMNS, shown.nodes),
+        render.table("latest requests", _REQUEST_COLUMNS, shown.requests),
+    )
+
+
+def _facts(shown: Frame) -> list[tuple[str, str]]:
+    return [
+        ("master", f"{shown.master} (incarnation {shown.incarnation})"),
+        (
+            "requests",
+            f"{shown.requests_per_s:.1f}/s, {shown.running} running, {shown.failed} failed",
+        ),
+        (
+            "TTFT",
+            f"p50 {format_duration(shown.ttft_p50_s)}, p90 {format_duration(shown.ttft_p90_s)}",
+        ),
+        ("reused", f"{shown.reused_fraction:.0%} of prompt tokens"),
+        ("hits", f"{shown.hit_fraction:.0%} of blocks"),
+        (
+            "pool",
+            f"{shown.num_blocks} blocks, {format_size(shown.used_bytes)} of "
+            f"{format_size(shown.capacity_bytes)}, +{shown.stored_per_s:.0f}/s -{shown.evicted_per_s:.0f}/s",
+        ),
+    ]
+
+
+def _memory(line: NodeLine) -> str:
+    if not line.capacity_bytes:
+        return ""
+    filled = round(_BAR_CHARS * min(1.0, line.used_bytes / line.capacity_bytes))
+    bar = "█" * filled + "░" * (_BAR_CHARS - filled)
+    return f"{bar} {format_size(line.used_bytes)} of {format_size(line.capacity_bytes)}"
+
+
+def _seconds(value: Callable[[RequestLine], float | None]) -> Callable[[RequestLine], str]:
+    return lambda line: "" if value(line) is None else format_duration(value(line) or 0.0)
+
+
+_NODE_COLUMNS: Final = [
+    Column("role", lambda line: line.role),
+    Column("node", lambda line: line.node),
+    Column("host", lambda line: line.host, extra=1),
+    Column("state", lambda line: line.state),
+    Column("memory", _memory),
+    Column("blocks", lambda line: str(line.num_blocks or ""), is_number=True),
+    Column("running", lambda line: str(line.num_running or ""), is_number=True),
+    Column("queued", lambda line: str(line.num_queued or ""), is_number=True),
+    Column("tokens queued", lambda line: str(line.queued_tokens or ""), is_number=True, extra=2),
+    Column(
+        "step",
+        lambda line: format_duration(line.step_s) if line.step_s else "",
+        is_number=True,
+        extra=3,
+    ),
+]
+_REQUEST_COLUMNS: Final = [
+    Column("request", lambda line: line.request_id),
+    Column("state", lambda line: line.state),
+    Column("age", _seconds(lambda line: line.age_s), is_number=True),
+    Column("prompt", lambda line: str(line.prompt_tokens), is_number=True),
+    Column("reused", lambda line: str(line.reused_tokens), is_number=True),
+    Column("answer", lambda line: str(line.generated_tokens), is_number=True),
+    Column("predicted", _seconds(lambda line: line.predicted_ttft_s), is_number=True),
+    Column("TTFT", _seconds(lambda line: line.actual_ttft_s), is_number=True),
+    Column("prefill", lambda line: line.prefill, extra=1),
+    Column("decode", lambda line: line.decode, extra=2),
+]
