@@ -82,7 +82,10 @@ class ConductorSection(Section, frozen=True, kw_only=True):
     max_queue_s: Seconds = 60.0
     """A request whose predicted queue is longer everywhere is rejected with 429."""
     ttft_slo_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """A request whose first token is predicted to take longer is rejected with 429; 0: none is."""
+    """A request whose first token is predicted to take longer is rejected with 429; 0: none is.
+
+    Set it above what a prompt takes that is not cached: refused, it never will be.
+    """
     request_log: Count = 1000
     """Plans kept for `mcctl request list`."""
 
