@@ -140,7 +140,7 @@ def test_cluster_is_used_and_leaves_nothing(
     assert not (tmp_path / "state" / "mooncake" / "cluster").exists()
     assert not _left(home)
     assert mcctl(home, "cluster", "status").returncode == 7
-    assert answer(home, "cluster", "down") == {"was_running": False, "killed": []}
+    assert answer(home, "cluster", "down") == {"was_running": False, "killed": [], "kept": None}
 
 
 def test_down_ends_daemons_that_hang_or_died(model: Path, home: dict[str, str]) -> None:
@@ -165,7 +165,7 @@ def test_record_from_before_a_reboot_is_no_cluster(
     path.write_text(text)
     assert mcctl(home, "cluster", "status").returncode == 7
     assert mcctl(home, "status", "--timeout", "0.2").returncode == 7
-    assert answer(home, "cluster", "down") == {"was_running": False, "killed": []}
+    assert answer(home, "cluster", "down") == {"was_running": False, "killed": [], "kept": None}
     assert not path.parent.exists()
 
 
