@@ -68,7 +68,7 @@ def serve(
         bool, typer.Option("--own", help="Start a cluster for it even where one is up.")
     ] = False,
 ) -> None:
-    """Cold and reused TTFT, what of it is not model compute, prefill and decode rates.
+    """Cold and reused TTFT, and prefill and decode rates. Also what of TTFT is not model compute.
 
     Measures the cluster of `mcctl cluster up` if it is up and serves what is asked for, else one of its own.
 
@@ -114,7 +114,7 @@ def transfer(
     threads: Annotated[int, typer.Option(min=1, max=8, help="Batches at the same time.")] = 1,
     transport: Annotated[str, typer.Option(help="shm, tcp, rdma or all.")] = "all",
 ) -> None:
-    """The Transfer Engine against memcpy, plain sockets or perftest, with a peer process.
+    """The Transfer Engine beside memcpy, plain sockets or perftest. With a peer process.
 
     \b
     Example: mcctl bench transfer --sizes 4KiB,1MiB --transport shm

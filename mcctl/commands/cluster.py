@@ -87,7 +87,7 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="The gateway's; a free one otherwise.")
     ] = None,
 ) -> None:
-    """Start a cluster and wait until it serves; other verbs then use it by default.
+    """Start a cluster and wait until it serves. Other verbs then use it by default.
 
     \b
     Example: mcctl cluster up --prefill 2 --decode 2 --port 8000
@@ -128,7 +128,7 @@ def down(
         float, typer.Option(min=0, help="Seconds each group of daemons may drain before SIGKILL.")
     ] = 5.0,
 ) -> None:
-    """End the cluster and remove all it made but a --segment-directory's files; fine when none runs.
+    """End the cluster and remove what it made. The files of a --segment-directory stay. Fine when none runs.
 
     \b
     Example: mcctl cluster down

@@ -56,7 +56,7 @@ def show(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help="A process such as mc-prefill, or a config file.")],
 ) -> None:
-    """Every key with its meaning and default, or every value a file leads to.
+    """Every key with its default, or every value a file leads to.
 
     \b
     Example: mcctl config show mc-prefill > mc-prefill@gpu0.toml

@@ -22,7 +22,7 @@ def fetch(
         str, typer.Argument(help="A name of the catalogue.")
     ] = model_store.DEFAULT_MODEL,
 ) -> None:
-    """Download a small model and convert it; does nothing when it is here already.
+    """Download a small model and convert it. Does nothing when it is here already.
 
     \b
     Example: mcctl model fetch smollm2

@@ -57,7 +57,7 @@ def send(
         typer.Option(help="The gateway, e.g. http://10.0.0.1:8000; else the master knows one."),
     ] = None,
 ) -> None:
-    """Stream an answer to the terminal, then say what was reused and where it ran.
+    """Stream an answer, then say what was reused and where it ran.
 
     \b
     Example: mcctl request send --prompt "What is a lighthouse?"
@@ -96,7 +96,7 @@ def list_requests(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
 ) -> None:
-    """Recent requests, newest first: where they ran and what was predicted.
+    """Recent requests, newest first. Where they ran and what was predicted.
 
     \b
     Example: mcctl request list --limit 100 --output json

@@ -106,7 +106,7 @@ def run(
     seed: Seed = 0,
     plot: Plot = None,
 ) -> None:
-    """Times, reuse and goodput of one or more policies on the same traffic.
+    """Times, reuse and goodput of policies on the same traffic.
 
     \b
     Example: mcctl simulate run conversation_trace.jsonl --policy all --coupled
@@ -154,7 +154,7 @@ def plan(
     seed: Seed = 0,
     plot: Plot = None,
 ) -> None:
-    """Is a cache worth it, how large, and how many nodes of each kind.
+    """Is a cache worth it, how large, how many nodes of each kind.
 
     \b
     Example: mcctl simulate plan conversation_trace.jsonl --nodes 12
@@ -198,7 +198,7 @@ def reproduce(
         typer.Option(help=f"{', '.join(figures.FIGURES)}; may be repeated, all otherwise."),
     ] = None,
 ) -> None:
-    """The papers' figures beside ours; exits with 1 when a row misses its tolerance.
+    """The papers' figures beside ours. Exits with 1 when a row misses its tolerance.
 
     \b
     Example: mcctl simulate reproduce conversation_trace.jsonl --figure scheduling

@@ -43,7 +43,7 @@ def _noun() -> None:
 
 @app.command()
 def show(context: typer.Context) -> None:
-    """Hosts, their daemons, and what each of them brings: segments, models, data paths.
+    """Hosts, their daemons, segments, models and data paths.
 
     \b
     Example: mcctl topology show
@@ -67,7 +67,7 @@ def show(context: typer.Context) -> None:
 
 @app.command()
 def discover(context: typer.Context, sysfs: _Sysfs = _SYSFS, override: _Override = None) -> None:
-    """What this host has for moving bytes, and which NICs are near which memory.
+    """This host's NICs and GPUs, and which are near which memory.
 
     \b
     Example: mcctl topology discover --override topology.toml
@@ -90,7 +90,7 @@ def check(
         bool, typer.Option("--rdma", help="RDMA is wanted: its absence is an error.")
     ] = False,
 ) -> None:
-    """What is wrong with this host's data paths and how to mend it; exit code 78 when there is an error.
+    """What is wrong with this host's data paths, and how to mend it. Exits with 78 when there is an error.
 
     \b
     Example: mcctl topology check --rdma
@@ -132,7 +132,7 @@ def probe(
         Path | None, typer.Option(help="Write a heat map: .svg, or .png.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Measure latency and bandwidth of every data path: this host to each node, and each node to each other.
+    """Measure latency and bandwidth of every data path. From this host to each node, and between the nodes.
 
     \b
     Example: mcctl topology probe --plot paths.svg

@@ -46,9 +46,14 @@ def test_leaf_error_has_the_code_of_its_family() -> None:
 
 
 @pytest.mark.parametrize("noun", sorted(COMMANDS))
-def test_every_noun_has_help(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_noun_has_help(
+    noun: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([noun, "--help"]) == 0
-    assert "Usage: mcctl" in capsys.readouterr().out
+    usage, _, rest = capsys.readouterr().out.partition("\n")
+    assert usage.startswith("Usage: mcctl")
+    assert "...\n" not in rest, "a verb whose first sentence does not fit its line"
 
 
 def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
