@@ -1,23 +1,31 @@
 # make quickstart   install, fetch the small model, run real traffic through a local cluster
 # make test         install with the test tools, run the tests
 # make rdma         give .venv the pyverbs that fits this host's libibverbs
+# make install      install on this host, as root: systemd/install.sh
+# make wheelhouse   gather in dist/wheelhouse all that a host without a network needs to install
+# make test-systemd the units under a systemd in namespaces, as root
 # make lint         the checks of tests/shipped alone
 # make clean        remove .venv and caches
 #
 # PYTHON=python3.12          another interpreter for .venv
 # TORCH_INDEX_URL=URL        where pip also looks for torch, e.g. an index of CPU builds
-# QUICKSTART_ARGS, PYTEST_ARGS  passed on
+# PREFIX=DIR                 of install; /opt/mooncake
+# ENGINE=0                   wheelhouse and install without torch
+# QUICKSTART_ARGS, PYTEST_ARGS, INSTALL_ARGS  passed on
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+ENGINE ?= 1
+PREFIX ?= /opt/mooncake
+WHEELHOUSE ?= dist/wheelhouse
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(TORCH_INDEX)
 
 # OpenMP threads that spin on busy cores slow a step 10-60x.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test rdma lint clean
+.PHONY: quickstart test test-systemd rdma install wheelhouse lint clean
 .DELETE_ON_ERROR:
 
 # A person gets the table; a pipe gets the JSON object on stdout and the table on stderr.
@@ -30,6 +38,22 @@ test: $(VENV)/.installed-test
 
 rdma: | $(BIN)/python
 	@$(BIN)/python systemd/install-pyverbs.py
+
+install:
+	@systemd/install.sh --prefix $(PREFIX) $(if $(filter 0,$(ENGINE)),--no-engine) $(INSTALL_ARGS)
+
+# Wheels are for the Python of .venv and this kind of machine; the folder holds install.sh and its files, too. Built from
+# a copy: setuptools leaves a folder build/ where it works.
+wheelhouse: | $(BIN)/python
+	@rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)/source
+	@cp -r pyproject.toml README.md LICENSE mcctl daemons $(WHEELHOUSE)/source
+	@$(BIN)/python -m pip wheel --disable-pip-version-check $(TORCH_INDEX) --quiet --wheel-dir $(WHEELHOUSE) \
+	  '$(WHEELHOUSE)/source$(if $(filter 0,$(ENGINE)),,[engine])' >&2
+	@rm -rf $(WHEELHOUSE)/source && cp -r systemd configs man $(WHEELHOUSE)
+	@echo "Copy $(WHEELHOUSE) to the host and run its systemd/install.sh" >&2
+
+test-systemd: $(VENV)/.installed-test
+	REQUIRE=systemd $(BIN)/python -m pytest tests/systemd $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/shipped $(PYTEST_ARGS)

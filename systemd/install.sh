@@ -12,8 +12,8 @@
 #   --uninstall       stop the daemons and remove the program; /etc/mooncake and /var/lib/mooncake stay
 #   --purge           with --uninstall: remove those and the user mooncake too
 #
-# Every version gets a venv of its own under DIR/releases, and DIR/bin is a link to the one in use: it is switched only
-# when the new one is complete, so a failure leaves the earlier version as it was. Running daemons are not restarted.
+# Every version gets a venv of its own under DIR/releases, and DIR/current is a link to the one in use: it is switched
+# only when the new one is complete, so a failure leaves the earlier version as it was. Running daemons are not restarted.
 #
 # Exit status: 0 done, 1 failed on the way, 2 usage, 3 this host lacks something and nothing was changed.
 set -euo pipefail
@@ -171,12 +171,13 @@ build_release() {
         say "$release is there already"
         return
     fi
-    say "making $release with $python (torch is a few hundred MB)"
+    say "making $release with $python${extras:+ (torch takes a while)}"
     run mkdir -p "$prefix/releases"
     [ "$dry_run" = 1 ] || unfinished=$release
     run rm -rf "$release"
     run "$python" -m venv "$release"
     if [ -n "$wheelhouse" ]; then
+        export PIP_CONFIG_FILE=/dev/null # which could name other places
         run "${pip[@]}" install --quiet --no-index --find-links "$wheelhouse" "mooncake-mc$extras"
     else
         # From a copy: setuptools builds in the source's own folder, and would leave root's files there.
@@ -190,19 +191,21 @@ build_release() {
     run touch "$release/complete"
 }
 
-# In one step, so that no daemon starts in between.
+# In one step, so that no daemon starts in between. With the other links DIR is a venv to any bin/python.
 switch_to_release() {
-    run ln -sfn "releases/${release##*/}/bin" "$prefix/bin.new"
-    run mv -fT "$prefix/bin.new" "$prefix/bin"
+    local part
+    for part in bin lib pyvenv.cfg; do run ln -sfn "current/$part" "$prefix/$part"; done
+    run ln -sfn "releases/${release##*/}" "$prefix/current.new"
+    run mv -fT "$prefix/current.new" "$prefix/current"
     unfinished=''
 }
 
 # All but this one, the one before, and those that daemons still run from: Python loads parts of itself late.
 remove_old_releases() {
-    local folder kept=$1
+    local folder kept=$1 processes=(/proc/[0-9]*/cmdline)
     for folder in "$prefix"/releases/*; do
         case $folder in "$release" | "$kept" | *'*') continue ;; esac
-        printf '%s/\n' "$folder" | grep -qsF --file=- /proc/[0-9]*/cmdline || run rm -rf "$folder"
+        printf '%s/\n' "$folder" | grep -qsF --file=- "${processes[@]}" || run rm -rf "$folder"
     done
 }
 
@@ -295,7 +298,7 @@ install_all() {
     check_source
     choose_python
     release=$prefix/releases/$(fingerprint)
-    before=$(readlink -e "$prefix/bin" || true)
+    before=$(readlink -e "$prefix/current" || true)
     work=$(mktemp -d)
     trap clean_up EXIT
     build_release
@@ -306,10 +309,10 @@ install_all() {
     remove_stale
     switch_to_release
     reload_systemd
-    remove_old_releases "${before%/bin}"
+    remove_old_releases "$before"
     if [ "$dry_run" = 1 ]; then
         say "dry run: nothing was changed"
-    elif [ -n "$before" ] && [ "$before" != "$release/bin" ]; then
+    elif [ -n "$before" ] && [ "$before" != "$release" ]; then
         say "installed; daemons that run go on with the earlier version until they are restarted, one by one: man mc-deploy"
     else
         say "installed; next: man mc-deploy"
@@ -341,7 +344,7 @@ uninstall_all() {
         [ ! -d /run/systemd/system ] || run systemctl stop "${units[@]}"
     fi
     while read -r file; do run rm -f "$file"; done <"$prefix/manifest"
-    run rm -rf "$prefix/releases" "$prefix/shipped" "$prefix/bin" "$prefix/manifest"
+    run rm -rf "$prefix"/{releases,shipped,current,bin,lib,pyvenv.cfg,manifest}
     [ "$dry_run" = 1 ] || rmdir "$prefix" 2>/dev/null || say "$prefix is not empty and stays"
     reload_systemd
     if [ "$purge" = 1 ]; then

@@ -1,0 +1,86 @@
+"""Run on the test's machine, by its installed Python: puts blocks into a cache node over TCP, and reads them back.
+
+blocks.py put CONTROL NUM     print how many the node acknowledged
+blocks.py check MASTER NUM    print how many the master finds and have their bytes
+"""
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.client.store import BlockReader, put_blocks
+from daemons.core.ids import BlockHash, new_epoch
+from daemons.protocol.block import BlockMeta, Locate, LocateReply, PutBlock
+from daemons.protocol.segment import Source, Strided
+from daemons.rpc import SyncClient
+from daemons.transfer import TransferEngine
+
+NUM_LAYERS = 4
+ROW_BYTES = 4096
+BLOCK_BYTES = 2 * NUM_LAYERS * ROW_BYTES
+
+
+def content(num: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(11).integers(0, 256, num * BLOCK_BYTES, np.uint8)
+
+
+def name_of(number: int) -> BlockHash:
+    return BlockHash(number.to_bytes(16, "big"))
+
+
+def put(engine: TransferEngine, control: str, num: int) -> int:
+    region = engine.register(content(num))
+    blocks = [
+        PutBlock(
+            meta=BlockMeta(
+                hash=name_of(number),
+                parent=name_of(1 << 100),
+                namespace=b"systemd-test",
+                depth=0,
+                num_tokens=64,
+                model="test",
+            ),
+            source=Source(
+                region=region,
+                ranges=Strided(
+                    offset=number * BLOCK_BYTES,
+                    row_bytes=ROW_BYTES,
+                    num_rows=2 * NUM_LAYERS,
+                    stride_bytes=ROW_BYTES,
+                ),
+            ),
+            num_layers=NUM_LAYERS,
+        )
+        for number in range(num)
+    ]
+    with SyncClient(control) as client:
+        return put_blocks(client, blocks).results.count("stored")
+
+
+def check(engine: TransferEngine, master: str, num: int) -> int:
+    with SyncClient(master) as client:
+        reply = client.request(Locate(hashes=[name_of(n) for n in range(num)], lease_ms=0))
+    assert isinstance(reply, LocateReply)
+    reader, expected = BlockReader(engine), content(num).reshape(num, BLOCK_BYTES)
+    found = [(n, replicas[0]) for n, replicas in enumerate(reply.replicas) if replicas]
+    return sum(reader.read_block(where) == expected[n].tobytes() for n, where in found)
+
+
+def main(words: list[str]) -> None:
+    engine = TransferEngine(epoch=new_epoch(), transports=("tcp",))
+    try:
+        match words:
+            case ["put", control, num]:
+                result = put(engine, control, int(num))
+            case ["check", master, num]:
+                result = check(engine, master, int(num))
+            case _:
+                raise SystemExit(__doc__)
+    finally:
+        engine.close()
+    sys.stdout.write(f"{result}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
