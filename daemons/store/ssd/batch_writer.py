@@ -14,7 +14,7 @@ from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.health import DiskHealth
 from daemons.store.ssd.log_writer import Append, LogWriter
 from daemons.store.ssd.reclaim import Reclaimer, Why
-from daemons.store.ssd.record import BlockRecord, Tombstone
+from daemons.store.ssd.record import BlockRecord, TombstoneRecord
 from daemons.store.ssd.settings import SsdCounters, SsdSettings
 from daemons.store.ssd.write_queue import WriteQueue
 
@@ -76,7 +76,12 @@ class BatchWriter:
         except OSError as error:
             self._on_error(batch, error)
             return False
-        if any(isinstance(append.record, Tombstone) for append in batch):
+        except Exception:
+            with self._shared.lock:
+                failed = self._shared.queue.fail(batch)
+            fail_appends(failed, Unavailable("the SSD's writer met a bug; the log has it"))
+            raise
+        if any(isinstance(append.record, TombstoneRecord) for append in batch):
             self._drop_empty()
         return has_reclaimed or bool(batch)
 

@@ -7,7 +7,7 @@ from daemons.core.ids import BlockHash
 from daemons.store.block_table import NO_ROW
 from daemons.store.ssd.buckets import BucketSet
 from daemons.store.ssd.index import BlockIndex, Location
-from daemons.store.ssd.record import BlockRecord, Kind, Place, Tombstone, block_layout
+from daemons.store.ssd.record import BlockRecord, Place, RecordKind, TombstoneRecord, block_layout
 
 
 @dataclass(slots=True)
@@ -51,16 +51,16 @@ class BlockMap:
     def drop_bucket(self, bucket_id: int) -> list[BlockHash]:
         return self._drop_rows(self.index.rows_in_bucket(bucket_id))
 
-    def replay(self, bucket_id: int, place: Place, record: BlockRecord | Tombstone) -> None:
+    def replay(self, bucket_id: int, place: Place, record: BlockRecord | TombstoneRecord) -> None:
         """At start, in the order the records were written."""
         if isinstance(record, BlockRecord):
             self.put(record, Location(bucket_id, place.offset, place.sequence))
             return
         self.buckets.by_id[bucket_id].has_tombstones |= not record.is_empty
-        if record.kind is Kind.DELETES:
+        if record.kind is RecordKind.DELETES:
             self.drop(key for key in record.keys if self._is_older(key, record.until))
         else:
-            everything = record.kind is Kind.CLEAR_ALL
+            everything = record.kind is RecordKind.CLEAR_ALL
             self.drop_namespace(None if everything else record.namespace, record.until)
 
     def check_invariants(self) -> None:

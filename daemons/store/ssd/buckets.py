@@ -71,8 +71,10 @@ class BucketSet:
     def create(self, num_bytes: int) -> Bucket:
         """A new one with all its space reserved and its name on disk. Raises OSError and leaves nothing."""
         assert self.next_id <= _MAX_ID, "a bucket a second would take 136 years"
+        # Never used again: where the file of a failed try cannot be removed, two would have one id.
+        bucket_id, self.next_id = self.next_id, self.next_id + 1
         secret = secrets.randbits(64)
-        name = bucket_name(self.next_id, secret)
+        name = bucket_name(bucket_id, secret)
         file = self.directory.create(name)
         try:
             file.reserve(num_bytes)
@@ -81,9 +83,7 @@ class BucketSet:
             file.close()
             self._unlink_quietly(name)
             raise
-        bucket = Bucket(self.next_id, secret, file, name, num_bytes)
-        self.by_id[self.next_id] = bucket
-        self.next_id += 1
+        bucket = self.by_id[bucket_id] = Bucket(bucket_id, secret, file, name, num_bytes)
         return bucket
 
     def unlink(self, bucket: Bucket) -> None:

@@ -22,7 +22,7 @@ from daemons.store.ssd.index import Location
 from daemons.store.ssd.record import (
     BlockRecord,
     Place,
-    Tombstone,
+    TombstoneRecord,
     block_layout,
     encode_block,
     encode_tombstone,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class Append:
     """A record on its way to the disk. `source`: a block's payload and trailer, unchanged until `done` is set."""
 
-    record: BlockRecord | Tombstone
+    record: BlockRecord | TombstoneRecord
     source: memoryview | None = None
     done: "Future[bool] | None" = None
     moved_from: Location | None = None
@@ -115,18 +115,18 @@ class LogWriter:
 
     def _buffers(self, append: Append, place: Place, secret: int) -> list[memoryview]:
         record = append.record
-        if isinstance(record, Tombstone):
+        if isinstance(record, TombstoneRecord):
             # A tombstone that a reclaimed bucket still needed keeps its `until`; a new one holds off all before it.
             if not record.until:
-                record = Tombstone(record.kind, place.sequence, record.keys, record.namespace)
+                record = TombstoneRecord(record.kind, place.sequence, record.keys, record.namespace)
             return [_padded(encode_tombstone(record, place, secret))]
         assert append.source is not None
         header = encode_block(record, place, secret)
         return _block_buffers(header, record, append.source)
 
 
-def _holds_off(record: BlockRecord | Tombstone) -> bool:
-    return isinstance(record, Tombstone) and not record.is_empty
+def _holds_off(record: BlockRecord | TombstoneRecord) -> bool:
+    return isinstance(record, TombstoneRecord) and not record.is_empty
 
 
 def _block_buffers(header: bytes, block: BlockRecord, source: memoryview) -> list[memoryview]:

@@ -24,6 +24,7 @@ def open_blocks(directory: BucketDirectory, counters: SsdCounters) -> tuple[Bloc
     buckets = BucketSet(directory)
     found: list[Bucket] = []
     try:
+        directory.sync()  # what an earlier process removed, and could not sync, must not come back later
         found.extend(_buckets(directory))
         return _replay(buckets, found, counters)
     except (OSError, ConfigError):

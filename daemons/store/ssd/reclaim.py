@@ -23,7 +23,7 @@ from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.index import Location
 from daemons.store.ssd.log_writer import Append, LogWriter
-from daemons.store.ssd.record import BlockRecord, Kind, Tombstone, block_layout
+from daemons.store.ssd.record import BlockRecord, RecordKind, TombstoneRecord, block_layout
 from daemons.store.ssd.recovery import scan_bucket, verify_block
 from daemons.store.ssd.settings import SsdCounters
 from daemons.store.ssd.write_queue import WriteQueue
@@ -161,7 +161,9 @@ class Reclaimer:
         if not bucket.has_tombstones or bucket is self.blocks.buckets.oldest:
             return deque()
         scan = scan_bucket(bucket, is_direct=self._is_direct, is_last=False)
-        return deque(Append(record) for _, record in scan.records if isinstance(record, Tombstone))
+        return deque(
+            Append(record) for _, record in scan.records if isinstance(record, TombstoneRecord)
+        )
 
     def _copy(self, work: _Work, max_bytes: int) -> None:
         copies: list[Append] = []
@@ -215,7 +217,9 @@ class Reclaimer:
                     self.counters.bad_blocks += 1
             # An earlier version of it may lie in an older bucket.
             work.tombstones.append(
-                Append(Tombstone(Kind.DELETES, location.sequence + 1, (block.meta.hash,)))
+                Append(
+                    TombstoneRecord(RecordKind.DELETES, location.sequence + 1, (block.meta.hash,))
+                )
             )
             return None
         return stored

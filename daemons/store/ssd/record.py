@@ -34,7 +34,7 @@ _PACKED_BYTES = 28 * KIB
 """Bodies below go right behind the header: a page less of disk is worth more than a copy."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     BLOCK = 1
     DELETES = 2
     """Body: hashes. All their blocks of a sequence below `version` are gone."""
@@ -66,10 +66,10 @@ class BlockRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Tombstone:
+class TombstoneRecord:
     """`until`: what was put with this or a higher sequence lives."""
 
-    kind: Kind
+    kind: RecordKind
     until: int
     keys: tuple[BlockHash, ...] = ()
     namespace: bytes = b""
@@ -77,7 +77,7 @@ class Tombstone:
     @property
     def is_empty(self) -> bool:
         """It only marks a place in the log."""
-        return self.kind is Kind.DELETES and not self.keys
+        return self.kind is RecordKind.DELETES and not self.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Place:
 class Header:
     """A decoded header. `block` is None for a tombstone, whose body is decoded once it is read."""
 
-    kind: Kind
+    kind: RecordKind
     place: Place
     body_offset: int
     body_bytes: int
@@ -137,10 +137,10 @@ def encode_block(block: BlockRecord, place: Place, secret: int) -> bytes:
         block.seal_checksum,
         block.created_s,
     )
-    return _encode(Kind.BLOCK, place, block.stored_bytes, fields, b"".join(names), secret)
+    return _encode(RecordKind.BLOCK, place, block.stored_bytes, fields, b"".join(names), secret)
 
 
-def encode_tombstone(tombstone: Tombstone, place: Place, secret: int) -> bytes:
+def encode_tombstone(tombstone: TombstoneRecord, place: Place, secret: int) -> bytes:
     """Header and body."""
     body = b"".join(tombstone.keys)
     size = _HEADER.size + len(tombstone.namespace)
@@ -151,7 +151,7 @@ def encode_tombstone(tombstone: Tombstone, place: Place, secret: int) -> bytes:
     return _encode(tombstone.kind, place, len(body), fields, tombstone.namespace, secret) + body
 
 
-def tombstone_bytes(tombstone: Tombstone) -> int:
+def tombstone_bytes(tombstone: TombstoneRecord) -> int:
     """Of the whole record."""
     return round_up(
         _HEADER.size + len(tombstone.namespace) + sum(len(key) for key in tombstone.keys)
@@ -184,21 +184,21 @@ def decode_header(page: memoryview, offset: int, secret: int) -> Header | None:
             "upgrade, or give the node an empty directory"
         )
     place = Place(offset, sequence, durable_to)
-    return _decode(page, Kind(kind), place, body_bytes, fields)
+    return _decode(page, RecordKind(kind), place, body_bytes, fields)
 
 
-def decode_tombstone(header: Header, body: memoryview, secret: int) -> Tombstone | None:
+def decode_tombstone(header: Header, body: memoryview, secret: int) -> TombstoneRecord | None:
     """None when the body is damaged."""
     if xxhash.xxh3_64_intdigest(body, secret) != header.body_checksum or len(body) % HASH_BYTES:
         return None
     keys = tuple(
         BlockHash(bytes(body[at : at + HASH_BYTES])) for at in range(0, len(body), HASH_BYTES)
     )
-    return Tombstone(header.kind, header.until, keys, header.namespace)
+    return TombstoneRecord(header.kind, header.until, keys, header.namespace)
 
 
 def _encode(
-    kind: Kind,
+    kind: RecordKind,
     place: Place,
     body_bytes: int,
     fields: tuple[object, ...],
@@ -213,7 +213,7 @@ def _encode(
 
 
 def _decode(
-    page: memoryview, kind: Kind, place: Place, body_bytes: int, fields: list[int]
+    page: memoryview, kind: RecordKind, place: Place, body_bytes: int, fields: list[int]
 ) -> Header:
     body_offset, num_layers, namespace_bytes, model_bytes, tenant_bytes, _, _ = fields[:7]
     block_hash, parent, depth, num_tokens, length, version, checksum, created_s = fields[7:]
@@ -221,7 +221,7 @@ def _decode(
     namespace = bytes(page[at : at + namespace_bytes])
     at += namespace_bytes
     block = None
-    if kind is Kind.BLOCK:
+    if kind is RecordKind.BLOCK:
         model = str(page[at : at + model_bytes], "utf-8")
         tenant = str(page[at + model_bytes : at + model_bytes + tenant_bytes], "utf-8")
         assert 0 < num_layers <= MAX_LAYERS, "a header with the right checksum is ours"

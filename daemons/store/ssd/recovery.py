@@ -19,7 +19,7 @@ from daemons.store.ssd.record import (
     BlockRecord,
     Header,
     Place,
-    Tombstone,
+    TombstoneRecord,
     decode_header,
     decode_tombstone,
 )
@@ -53,7 +53,7 @@ class ScanCounts:
 class Scan:
     """One bucket's records in order, and where the last one ends."""
 
-    records: list[tuple[Place, BlockRecord | Tombstone]] = field(default_factory=list)
+    records: list[tuple[Place, BlockRecord | TombstoneRecord]] = field(default_factory=list)
     torn_offsets: list[int] = field(default_factory=list)
     """Of records without their body: erased, or the next start would take them for whole."""
     end: int = 0
@@ -140,7 +140,7 @@ def _headers(bucket: Bucket, pages: _Pages, scan: Scan) -> Iterator[Header]:
 
 def _record(
     bucket: Bucket, pages: _Pages, header: Header, *, verify: bool
-) -> BlockRecord | Tombstone | None:
+) -> BlockRecord | TombstoneRecord | None:
     start = header.place.offset + header.body_offset
     if header.block is not None:
         if verify and not _is_intact(pages, start, header.block):

@@ -25,7 +25,7 @@ from daemons.store.ssd.index import Location
 from daemons.store.ssd.log_writer import Append, begun
 from daemons.store.ssd.opening import open_blocks
 from daemons.store.ssd.reading import StoredBlock
-from daemons.store.ssd.record import BlockRecord, Kind, Tombstone, block_layout
+from daemons.store.ssd.record import BlockRecord, RecordKind, TombstoneRecord, block_layout
 from daemons.store.ssd.settings import SsdCounters, SsdSettings
 from daemons.store.ssd.write_queue import WriteQueue
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_SEQUENCE = (1 << 64) - 1
 _RETRY_AFTER_MS = 50
+_GONE = "this node's SSD tier has ended"
 
 
 def _ignore(_: Sequence[BlockHash], __: str) -> None:
@@ -108,9 +109,10 @@ class SsdTier:
 
     def delete(self, hashes: Sequence[BlockHash]) -> "Future[bool]":
         """Gone for readers when this returns, for good when the future is done. It raises where the disk failed;
-        the tombstone is then tried again until `close`.
+        the tombstone is then tried again until `close`. Raises Unavailable after that.
         """
         with self._lock:
+            self._refuse_if_closed()
             dropped = set(self._blocks.drop(hashes))
             self.counters.deleted_blocks += len(dropped)
             logged = [
@@ -126,13 +128,14 @@ class SsdTier:
 
     def clear(self, namespace: bytes | None = None) -> "Future[bool]":
         """As `delete`, for all blocks of a namespace, or of all of them."""
-        kind = Kind.CLEAR_ALL if namespace is None else Kind.CLEAR
+        kind = RecordKind.CLEAR_ALL if namespace is None else RecordKind.CLEAR
         done = begun()
         with self._lock:
+            self._refuse_if_closed()
             dropped = self._blocks.drop_namespace(namespace, _EVERY_SEQUENCE)
             self.counters.deleted_blocks += len(dropped)
             self._queue.cancel_namespace(namespace)
-            self._queue.add(Append(Tombstone(kind, 0, namespace=namespace or b""), done=done))
+            self._queue.add(Append(TombstoneRecord(kind, 0, namespace=namespace or b""), done=done))
             self._wake()
         return done
 
@@ -142,8 +145,9 @@ class SsdTier:
         with self._lock:
             if self._queue.is_idle:
                 return
+            self._refuse_if_closed()
             # A record without meaning is the simplest way to stand in line.
-            self._queue.add(Append(Tombstone(Kind.DELETES, 0), done=done))
+            self._queue.add(Append(TombstoneRecord(RecordKind.DELETES, 0), done=done))
             self._wake()
         try:
             done.result(timeout_s)
@@ -243,9 +247,16 @@ class SsdTier:
         self._thread.start()
 
     def run_forever(self) -> None:
-        """Until `close`."""
-        while self._wait():
-            self.run_once()
+        """Until `close`. A bug ends the writing: whoever waits is told, and so is whoever comes later."""
+        try:
+            while self._wait():
+                self.run_once()
+        except Exception:
+            log.exception("ssd writer ended")
+            with self._lock:
+                self._is_closed = True
+                failed = self._queue.fail([])
+            fail_appends(failed, Unavailable(_GONE))
 
     def run_once(self) -> bool:
         """One batch to the disk, and some reclaiming. False when there was nothing to do, or no disk to do it."""
@@ -261,7 +272,7 @@ class SsdTier:
         while len(self._queue) and self.run_once():
             pass
         self._workers.close()
-        gone = Unavailable("this node is shutting down")
+        gone = Unavailable(_GONE)
         for read in list(self._reads):
             self._end_read(read, gone)
         fail_appends(self._queue.fail([]), gone)
@@ -300,9 +311,13 @@ class SsdTier:
         elif self._queue.num_bytes >= self.settings.batch_bytes:
             self._lock.notify_all()
 
-    def _refuse_if_full(self, num_bytes: int) -> None:
+    def _refuse_if_closed(self) -> None:
+        """What is queued now nobody would write."""
         if self._is_closed:
-            raise Unavailable("this node is shutting down")
+            raise Unavailable(_GONE)
+
+    def _refuse_if_full(self, num_bytes: int) -> None:
+        self._refuse_if_closed()
         self._health.refuse_if_resting()
         queued, limit = self._queue.num_bytes, self.settings.max_queued_bytes
         # One block may always wait, however large.

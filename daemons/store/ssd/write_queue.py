@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from daemons.core.ids import BlockHash
 from daemons.store.ssd.log_writer import Append, begun
-from daemons.store.ssd.record import MAX_DELETES, BlockRecord, Kind, Tombstone
+from daemons.store.ssd.record import MAX_DELETES, BlockRecord, RecordKind, TombstoneRecord
 
 _MAX_UNCERTAIN = 100_000
 """Beyond it every delete is logged."""
@@ -31,8 +31,8 @@ class WriteQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, no put is being written."""
-        return not self._appends and not self._pending
+        """Nothing waits or is being written."""
+        return not self._appends and not self._pending and not self._num_tombstones
 
     @property
     def next_bytes(self) -> int:
@@ -43,9 +43,11 @@ class WriteQueue:
         return self._pending.get(block_hash)
 
     @property
-    def tombstones(self) -> list[Tombstone]:
+    def tombstones(self) -> list[TombstoneRecord]:
         """That are not on disk; all of them between batches."""
-        return [append.record for append in self._appends if isinstance(append.record, Tombstone)]
+        return [
+            append.record for append in self._appends if isinstance(append.record, TombstoneRecord)
+        ]
 
     def add(self, append: Append) -> None:
         self._appends.append(append)
@@ -64,7 +66,9 @@ class WriteQueue:
         for start in range(0, len(hashes), MAX_DELETES):
             part = tuple(hashes[start : start + MAX_DELETES])
             is_last = start + MAX_DELETES >= len(hashes)
-            self.add(Append(Tombstone(Kind.DELETES, 0, part), done=done if is_last else None))
+            self.add(
+                Append(TombstoneRecord(RecordKind.DELETES, 0, part), done=done if is_last else None)
+            )
         return done
 
     def cancel(self, block_hash: BlockHash) -> bool:
@@ -112,7 +116,7 @@ class WriteQueue:
 
     def written(self, append: Append) -> bool:
         """It is on disk. False for a put that was deleted meanwhile."""
-        if isinstance(append.record, Tombstone):
+        if isinstance(append.record, TombstoneRecord):
             self._uncertain.difference_update(append.record.keys)
             self._num_tombstones -= 1
         elif not append.is_cancelled:
@@ -128,7 +132,7 @@ class WriteQueue:
             if isinstance(append.record, BlockRecord):
                 self._uncertain.add(append.record.meta.hash)
         self._appends = deque(
-            Append(append.record) for append in failed if isinstance(append.record, Tombstone)
+            Append(append.record) for append in failed if isinstance(append.record, TombstoneRecord)
         )
         self._num_tombstones = len(self._appends)
         self._pending.clear()

@@ -8,10 +8,11 @@ from unit.store.ssd.crash_disk import CrashDisk
 from unit.store.ssd.made_blocks import key, make_block
 
 from daemons.core.clock import ManualClock
-from daemons.core.errors import McError
+from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.store.ssd import SsdSettings, SsdTier
 from daemons.store.ssd.files import ALIGN
+from daemons.store.ssd.write_queue import WriteQueue
 
 BUCKET = 16 * ALIGN
 SETTINGS = SsdSettings(
@@ -170,3 +171,23 @@ def test_an_older_version_does_not_come_back_while_its_delete_waits(is_compacted
     disk.crash()
     held = opened(disk).get(key(0))
     assert held is None or held.version == 2
+
+
+def test_flush_waits_for_a_delete_that_is_being_written() -> None:
+    queue = WriteQueue()
+    queue.add_deletes([key(1)])
+    batch, _ = queue.take(BUCKET, BUCKET)
+    assert not queue.is_idle
+    assert all(queue.written(append) for append in batch)
+    assert queue.is_idle
+
+
+def test_nothing_is_deleted_or_flushed_after_the_end() -> None:
+    tier = opened(CrashDisk())
+    fill(tier, 1)
+    tier.close()
+    with pytest.raises(Unavailable):
+        tier.delete([key(1)])
+    with pytest.raises(Unavailable):
+        tier.clear()
+    assert tier.get(key(1)) is not None

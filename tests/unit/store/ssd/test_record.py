@@ -7,9 +7,9 @@ from daemons.core.errors import ConfigError
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.record import (
     MAX_DELETES,
-    Kind,
     Place,
-    Tombstone,
+    RecordKind,
+    TombstoneRecord,
     block_layout,
     decode_header,
     decode_tombstone,
@@ -41,7 +41,7 @@ def test_block_headers_round_trip(
     block = type(block)(block.meta, layer_bytes * num_layers, num_layers, version, 2**64 - 1, 12.5)
     header = decode_header(memoryview(page(encode_block(block, PLACE, SECRET))), 8 * ALIGN, SECRET)
     assert header is not None
-    assert header.kind is Kind.BLOCK
+    assert header.kind is RecordKind.BLOCK
     assert header.block == block
     assert header.place == PLACE
     assert (header.body_offset, header.record_bytes) == block_layout(block)
@@ -50,7 +50,7 @@ def test_block_headers_round_trip(
 
 @given(keys=st.lists(st.integers(0, 99), max_size=20), until=st.integers(1, 2**63))
 def test_tombstones_round_trip(keys: list[int], until: int) -> None:
-    tombstone = Tombstone(Kind.DELETES, until, tuple(key(number) for number in keys))
+    tombstone = TombstoneRecord(RecordKind.DELETES, until, tuple(key(number) for number in keys))
     packed = encode_tombstone(tombstone, PLACE, SECRET)
     header = decode_header(memoryview(page(packed)), 8 * ALIGN, SECRET)
     assert header is not None
@@ -60,15 +60,20 @@ def test_tombstones_round_trip(keys: list[int], until: int) -> None:
 
 
 def test_a_full_tombstone_fits_the_smallest_bucket() -> None:
-    assert tombstone_bytes(Tombstone(Kind.DELETES, 1, (key(1),) * MAX_DELETES)) <= MIN_BUCKET_BYTES
+    assert (
+        tombstone_bytes(TombstoneRecord(RecordKind.DELETES, 1, (key(1),) * MAX_DELETES))
+        <= MIN_BUCKET_BYTES
+    )
 
 
 def test_clear_keeps_its_namespace() -> None:
-    packed = encode_tombstone(Tombstone(Kind.CLEAR, 9, namespace=b"model"), PLACE, SECRET)
+    packed = encode_tombstone(
+        TombstoneRecord(RecordKind.CLEAR, 9, namespace=b"model"), PLACE, SECRET
+    )
     header = decode_header(memoryview(page(packed)), 8 * ALIGN, SECRET)
     assert header is not None
-    assert decode_tombstone(header, memoryview(b""), SECRET) == Tombstone(
-        Kind.CLEAR, 9, namespace=b"model"
+    assert decode_tombstone(header, memoryview(b""), SECRET) == TombstoneRecord(
+        RecordKind.CLEAR, 9, namespace=b"model"
     )
 
 

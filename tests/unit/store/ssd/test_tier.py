@@ -349,3 +349,56 @@ def test_reads_stay_right_while_buckets_are_reclaimed(directory: DiskDirectory) 
     assert tier.used_bytes <= 4 * MIB
     tier.check_invariants()
     tier.close()
+
+
+def test_bug_in_the_writer_is_told_to_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
+    disk = CrashDisk()
+    tier = SsdTier(disk.directory(), SMALL)
+
+    def bug(_: str) -> OSError | None:
+        raise RuntimeError("a bug")
+
+    disk.fault = bug
+    put = tier.put(*make_block(1))
+    tier.start()
+    assert isinstance(put.exception(WAIT_S), Unavailable)
+    assert tier._thread is not None
+    tier._thread.join(WAIT_S)
+    assert "ssd writer ended" in caplog.text
+    with pytest.raises(Unavailable):
+        tier.put(*make_block(2))
+    disk.fault = lambda _: None
+    tier.close()
+
+
+def test_bucket_that_could_not_be_made_shares_its_number_with_none() -> None:
+    disk, clock = CrashDisk(), ManualClock()
+    tier = SsdTier(disk.directory(), SMALL, clock=clock)
+    is_failing = ("reserve", "unlink")
+    disk.fault = lambda name: OSError(errno.EIO, "EIO") if name in is_failing else None
+    failed = tier.put(*make_block(1))
+    tier.run_once()
+    assert failed.exception(0) is not None
+    disk.fault = lambda _: None
+    clock.advance(SMALL.rest_s)
+    put = tier.put(*make_block(1))
+    tier.run_once()
+    assert put.result(0)
+    tier.close()
+    again = SsdTier(disk.directory(), SMALL)
+    assert len(disk.inodes) == len(again._buckets.by_id) == 2
+    assert again.get(key(1)) is not None
+    again.close()
+
+
+def test_what_was_removed_before_a_start_does_not_come_back() -> None:
+    disk = CrashDisk()
+    tier = SsdTier(disk.directory(), SMALL)
+    tier.put(*make_block(1))
+    tier.run_once()
+    tier.close()
+    (name,) = disk.inodes
+    disk.directory().unlink(name)  # and the name was not synced
+    assert disk.names_log
+    SsdTier(disk.directory(), SMALL).close()
+    assert not disk.names_log, "a crash would bring it back"

@@ -171,13 +171,24 @@ class TierMachine(RuleBasedStateMachine):
         self.run(6)
         self.crash()
 
+    def may_lose_what_is_evicted(self) -> None:
+        """A bucket whose name is gone, but not for good and told to nobody, goes with its blocks or comes back."""
+        for number in range(NUM_KEYS):
+            found = self.tier._blocks.get(key(number))
+            if found is not None:
+                name = self.tier._buckets.by_id[found[1].bucket].name
+                if name not in self.disk.inodes:
+                    self.ops[number].append(Op(None, None))
+
     @rule()
     def crash(self) -> None:
+        self.may_lose_what_is_evicted()
         self.disk.crash()
         self.open()
 
     @rule(ops=st.integers(0, 6))
     def reopen_and_crash(self, ops: int) -> None:
+        self.may_lose_what_is_evicted()
         self.disk.crash()
         self.disk.ops_left = ops
         self.open()
@@ -186,6 +197,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule()
     def close_and_reopen(self) -> None:
         self.tier.close()
+        self.may_lose_what_is_evicted()
         self.open()
 
     @rule(call=st.sampled_from(["write", "sync", "reserve", "truncate", "unlink"]))
