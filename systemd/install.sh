@@ -325,8 +325,8 @@ our_units() {
     {
         systemctl list-units --all --plain --no-legend 'mc-master.service' 'mc-cachenode@*' 'mc-prefill@*' 'mc-decode@*' \
             'mc-gateway@*' mooncake.target "$SEGMENTS_UNIT" 2>/dev/null | awk '{ print $1 }'
-        find /etc/systemd/system/{mooncake,multi-user}.target.wants -name 'mc-*' -o -name 'mooncake.*' 2>/dev/null |
-            sed 's#.*/##'
+        find /etc/systemd/system/{mooncake,multi-user}.target.wants -type l \( -name 'mc-*' -o -name 'mooncake.*' \) \
+            -printf '%f\n' 2>/dev/null
     } | sort -u
 }
 

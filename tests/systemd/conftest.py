@@ -43,7 +43,7 @@ class Machine:
         return Path(f"/proc/{self.pid}/root")
 
     def run(
-        self, *words: str, fails: bool = False, timeout_s: float = 120.0
+        self, *words: str, fails: bool = False, timeout_s: float = 280.0
     ) -> subprocess.CompletedProcess[str]:
         """`fails`: it may; else a status that is not 0 fails the test."""
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
@@ -72,6 +72,12 @@ class Machine:
         file = self.root / path.lstrip("/")
         file.write_text(text)
         file.chmod(0o644)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
 
 
 def _why_not() -> str:

@@ -223,21 +223,25 @@ def test_wrong_config_is_not_tried_again(machine: Machine) -> None:
 
 def test_upgrade_restarts_nothing_and_removes_what_nobody_runs(machine: Machine) -> None:
     releases = machine.root / "opt/mooncake/releases"
-    (first,) = releases.iterdir()
+    (first,) = (path.name for path in releases.iterdir())
+    for name in ("unused", "running"):
+        (releases / name).mkdir()
+    held = "/opt/mooncake/releases/running/held"
+    machine.write(held, "")
+    machine.run("systemd-run", "--quiet", "--unit", "old", "tail", "--follow", held)
+    # A wheelhouse with another file is another version.
+    machine.run("cp", "-r", WHEELHOUSE, "/run/next")
+    machine.write("/run/next/other-1-py3-none-any.whl", "")
     old = main_pid(machine, NODE)
-    for number in ("one", "two"):  # a wheelhouse with another file is another version
-        machine.run("cp", "-r", WHEELHOUSE, f"/run/{number}")
-        machine.run(
-            "bash", "-c", f"cp /run/{number}/tomli-*.whl /run/{number}/{number}-1-py3-none-any.whl"
-        )
-        install(machine, "--no-engine", "--wheelhouse", f"/run/{number}")
+    install(machine, "--no-engine", "--wheelhouse", "/run/next")
     assert main_pid(machine, NODE) == old
-    assert len(list(releases.iterdir())) == 3, "the daemons still run from the first"
+    left = {path.name for path in releases.iterdir()}
+    assert len(left) == 3
+    assert {first, "running"} < left, "the one before, and what a process runs from"
     for unit in (MASTER, NODE, GATEWAY):
         machine.run("systemctl", "restart", unit)
     wait_for(lambda: has_all_blocks(machine), what="the blocks after the upgrade")
-    install(machine, "--no-engine", "--wheelhouse", "/run/two")
-    assert first not in releases.iterdir()
+    machine.run("systemctl", "stop", "old")
 
 
 def test_stop_of_the_target_drains_all(machine: Machine) -> None:
