@@ -12,6 +12,7 @@ from daemons.core.units import parse_size
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, extra={"form": "seconds"})]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Threads = Annotated[int, msgspec.Meta(ge=1, le=256)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Name = Annotated[str, msgspec.Meta(extra={"form": "name"})]
 """Of a node: part of file names, addresses and log lines."""
@@ -94,7 +95,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: Annotated[str, msgspec.Meta(extra={"form": "device"})] = "cpu"
-    threads: Count = 1
+    threads: Threads = 1
     block_tokens: Literal[16, 32, 64, 128, 256] = 64
     kv_memory: Size = "2GiB"
     """KV arena of this instance."""

@@ -13,6 +13,7 @@ from daemons.config.common import (
     Name,
     Seconds,
     Size,
+    Threads,
     TransferSection,
 )
 
@@ -42,7 +43,7 @@ class SegmentSection(Section, frozen=True, kw_only=True):
 class CopySection(Section, frozen=True, kw_only=True):
     """The workers that pull blocks."""
 
-    workers: Count = 2
+    workers: Threads = 2
     max_queued_blocks: Count = 4096
     """Beyond it a put is refused with a time to come back."""
 

@@ -13,6 +13,7 @@ from daemons.config.common import (
     ModelSection,
     Name,
     Seconds,
+    Threads,
     TransferSection,
 )
 
@@ -31,7 +32,7 @@ class DecodeSection(Section, frozen=True, kw_only=True):
     max_batch: Count = 32
     max_queued: Count = 256
     """Requests waiting for KV room; beyond it they are refused."""
-    pull_workers: Count = 1
+    pull_workers: Threads = 1
     prefill_timeout_s: Seconds = 120.0
     """A prefill that has not ended after this, its time in the queue included, has failed."""
     drain_s: Seconds = 25.0

@@ -31,6 +31,8 @@ _CAPACITIES: Final = (1, 2, 3, 5, 10, 20, 50, 100)
 """Millions of tokens."""
 
 _MADE_UP_REQUESTS: Final = 2000
+_MAX_NODES: Final = 4096
+"""Each request looks at every node."""
 
 TraceArgument = Annotated[
     str, typer.Argument(help=f"A JSONL trace, or made-up traffic: {', '.join(WORKLOADS)}.")
@@ -44,8 +46,8 @@ Rate = Annotated[
 ]
 Limit = Annotated[int, typer.Option(min=1, help="At most so many requests.")]
 Seed = Annotated[int, typer.Option(help="Of made-up traffic and of the random policy.")]
-Prefills = Annotated[int, typer.Option("--prefill", min=1, help="Prefill nodes.")]
-Decodes = Annotated[int, typer.Option("--decode", min=1, help="Decode nodes.")]
+Prefills = Annotated[int, typer.Option("--prefill", min=1, max=_MAX_NODES, help="Prefill nodes.")]
+Decodes = Annotated[int, typer.Option("--decode", min=1, max=_MAX_NODES, help="Decode nodes.")]
 DramTokens = Annotated[
     int, typer.Option(min=0, help="KV each prefill node keeps in DRAM; 0: the profile's.")
 ]
@@ -145,7 +147,9 @@ def run(
 def plan(
     context: typer.Context,
     trace: TraceArgument,
-    nodes: Annotated[int, typer.Option(min=2, help="All nodes, prefill and decode.")] = 16,
+    nodes: Annotated[
+        int, typer.Option(min=2, max=_MAX_NODES, help="All nodes, prefill and decode.")
+    ] = 16,
     hardware: Hardware = DEFAULT,
     rate: Rate = 1.0,
     limit: Limit = 1_000_000,

@@ -153,6 +153,11 @@ def test_wrong_engine_values_are_said_before_a_model_is_loaded(override: str) ->
     assert f"`{override.partition('=')[0]}`" in caught.value.message
 
 
+def test_no_number_of_threads_takes_a_host_down() -> None:
+    with pytest.raises(ConfigError, match="copy.workers.*256"):
+        load_config(None, CachenodeConfig, ["copy.workers=1000000"])
+
+
 @pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
 def test_values_that_no_reader_takes_are_said(tmp_path: Path, value: str) -> None:
     assert "not valid TOML" in message(write(tmp_path, f"[pool]\nhigh_watermark = {value}\n"))

@@ -107,3 +107,15 @@ def test_bad_arguments_are_named(
     ended, _, err = mcctl(capsys, *arguments)
     assert ended == status
     assert said in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "--prefill"), ("run", "--decode"), ("plan", "--nodes")]
+)
+def test_more_nodes_than_can_be_looked_at_are_refused(
+    capsys: pytest.CaptureFixture[str], trace: Path, arguments: tuple[str, str]
+) -> None:
+    verb, option = arguments
+    status, _, said = mcctl(capsys, verb, str(trace), option, "1000000000")
+    assert status == 2
+    assert option in said

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,20 @@ def test_a_secret_is_long_and_not_for_everyone(tmp_path: Path) -> None:
         read_secret(str(path))
     with pytest.raises(ConfigError, match="cannot read"):
         read_secret(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "directory", "large"])
+def test_what_is_no_small_file_is_no_secret(tmp_path: Path, what: str) -> None:
+    path = tmp_path / what
+    match what:
+        case "pipe":
+            os.mkfifo(path, 0o600)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir(0o700)
+        case _:
+            path.write_bytes(bytes(1 << 20))
+            path.chmod(0o600)
+    with pytest.raises(ConfigError, match="secret_file"):
+        read_secret(str(path))
