@@ -17,6 +17,7 @@
 #
 # Exit status: 0 done, 1 failed on the way, 2 usage, 3 this host lacks something and nothing was changed.
 set -euo pipefail
+umask 022 # the daemons' user reads what root puts here
 
 readonly UNIT_DIR=/usr/local/lib/systemd/system  # below /etc/systemd/system, which stays the operator's
 readonly SYSUSERS=/usr/local/lib/sysusers.d/mooncake.conf

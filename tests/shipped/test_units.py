@@ -45,10 +45,14 @@ def test_unit_has_what_each_needs(unit: Path) -> None:
     process = unit.stem.rstrip("@")
     for line in (
         f"Documentation=man:{process}(8) man:{process}.toml(5)",
+        "LimitCORE=0",
         "PartOf=mooncake.target",
         "ProtectSystem=strict",
         "Restart=on-failure",
         "RestartPreventExitStatus=78",
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+        "Slice=mooncake.slice",
+        "StartLimitIntervalSec=0",
         "Type=notify",
         "User=mooncake",
         "WantedBy=mooncake.target",
