@@ -144,14 +144,6 @@ def check_segment_room(options: ClusterOptions) -> None:
         )
 
 
-def filesystem_of(directory: Path) -> str:
-    """Its kind, such as tmpfs; of where it would be, if it is not there yet."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    above = [(len(point), kind) for point, kind in mounts if directory.is_relative_to(point)]
-    # Of several at one place the last one shows.
-    return max(reversed(above), key=lambda mount: mount[0], default=(0, "unknown"))[1]
-
-
 def to_toml(tables: Tables) -> str:
     """JSON's strings, numbers, booleans and lists of strings are TOML's too."""
     lines = []

@@ -12,7 +12,7 @@ import typer
 from daemons.core.errors import Conflict, Unavailable
 from daemons.core.units import format_size
 from mcctl import exit_codes, model_store, paths, render
-from mcctl.cluster_plan import ClusterOptions, filesystem_of
+from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import (
     ClusterRecord,
     end_cluster,
@@ -21,6 +21,7 @@ from mcctl.cluster_record import (
     sweep,
 )
 from mcctl.commands import check_dtype, check_size, new_app
+from mcctl.file_system import file_system
 from mcctl.http_status import get_status
 from mcctl.local_cluster import LocalCluster
 from mcctl.process_memory import proportional_bytes
@@ -105,10 +106,10 @@ def up(
     )
     lock = _hold_lock()
     if segment_directory is not None:
-        kind = filesystem_of(segment_directory)
-        if kind not in ("tmpfs", "ramfs", "hugetlbfs"):
+        found = file_system(segment_directory)
+        if found is not None and not found.is_memory:
             render.complain(
-                f"{segment_directory} is on {kind}: on a tmpfs the pool would be faster"
+                f"{segment_directory} is on {found.kind}: on a tmpfs the pool would be faster"
             )
     try:
         with render.progress("starting") as progress:

@@ -14,8 +14,9 @@ from daemons.core.errors import McError
 from daemons.core.units import format_size
 from mcctl.config_text import PROCESSES, process_of
 from mcctl.doctor.finding import Finding
-from mcctl.doctor.host import Host, file_system
+from mcctl.doctor.host import Host
 from mcctl.doctor.ports import Wanted, check_ports, parse
+from mcctl.file_system import file_system
 
 _MOST_OF_MEMORY: Final = 0.9
 _MODEL_FILES: Final = ("config.json", "tokenizer.json")
@@ -92,7 +93,7 @@ def _check_segment(item: Loaded) -> Iterator[Finding]:
         return
     segment = item.config.segment
     wanted, place = size_bytes(segment.size, "segment.size"), Path(segment.directory)
-    found = file_system(place)
+    found = file_system(place) if place.is_dir() else None
     what = f"`segment.directory` of {item.path}"
     if found is None:
         yield Finding(

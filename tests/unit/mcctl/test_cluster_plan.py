@@ -11,7 +11,6 @@ from mcctl.cluster_plan import (
     CONFIG_TYPES,
     ClusterOptions,
     check_segment_room,
-    filesystem_of,
     plan_cluster,
     to_toml,
 )
@@ -89,8 +88,3 @@ def test_toml_survives_awkward_values() -> None:
 def test_segment_larger_than_the_tmpfs_is_refused() -> None:
     with pytest.raises(Exhausted, match="--segment"):
         check_segment_room(ClusterOptions(model=Path("/m"), segment="1000TiB"))
-
-
-def test_filesystem_is_that_of_the_nearest_mount() -> None:
-    assert filesystem_of(Path("/proc/self/not-there")) == "proc"
-    assert filesystem_of(Path("/")) not in ("proc", "unknown")

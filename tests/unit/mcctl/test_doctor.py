@@ -21,8 +21,9 @@ from mcctl.commands.doctor import check_clock
 from mcctl.doctor.cluster import check_cluster
 from mcctl.doctor.configs import check_configs, load_all
 from mcctl.doctor.finding import Finding
-from mcctl.doctor.host import Host, file_system, read_host
+from mcctl.doctor.host import Host, read_host
 from mcctl.doctor.ports import Wanted, check_ports, holder_of, parse
+from mcctl.file_system import file_system
 from mcctl.main import main
 
 HOST = Host(memory_bytes=8 << 30, is_clock_synchronized=True)
