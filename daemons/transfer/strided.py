@@ -3,7 +3,7 @@
 Every access to a region goes through `check_within`; nothing here allocates or copies by Python loops per byte.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import gcd
 
 import numpy as np
@@ -31,6 +31,11 @@ def check_within(ranges: Strided, size_bytes: int, what: str) -> None:
             f"range offset={offset} rows={rows}x{row} stride={stride} "
             f"does not fit {what} of {size_bytes} bytes"
         )
+
+
+def length_of(all_ranges: Iterable[Strided]) -> int:
+    """Bytes of all together."""
+    return sum([ranges.row_bytes * ranges.num_rows for ranges in all_ranges])
 
 
 def rows_of(memory: ByteArray, ranges: Strided) -> ByteArray:
@@ -76,6 +81,16 @@ def iovecs(memory: memoryview, ranges: Strided) -> Iterator[memoryview]:
     for _ in range(ranges.num_rows):
         yield memory[offset : offset + ranges.row_bytes]
         offset += ranges.stride_bytes
+
+
+def iovecs_of(parts: Iterable[tuple[memoryview, Strided]]) -> Iterator[memoryview]:
+    """The rows of all, in order; kept short, as most ranges are one run and there are thousands a second."""
+    for memory, ranges in parts:
+        if ranges.num_rows == 1:
+            offset = ranges.offset
+            yield memory[offset : offset + ranges.row_bytes]
+        else:
+            yield from iovecs(memory, ranges)
 
 
 def _dense(ranges: Strided) -> Strided:

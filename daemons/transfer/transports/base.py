@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import short
 from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
-from daemons.transfer.strided import ByteArray, check_within, contiguous
+from daemons.transfer.strided import ByteArray, check_within, contiguous, length_of
 
 
 class Unreachable(Unavailable):
@@ -145,7 +145,7 @@ class ReadBatch(Batch):
 
     @property
     def length(self) -> int:
-        return sum(read.remote.row_bytes * read.remote.num_rows for read in self.reads)
+        return length_of([read.remote for read in self.reads])
 
     def check(self) -> None:
         """Refuse ranges outside the region or the local memory before anything moves."""
@@ -199,18 +199,18 @@ class WriteBatch(Batch):
 
     @property
     def length(self) -> int:
-        return sum(write.remote.length for write in self.writes)
+        return length_of([write.remote for write in self.writes])
 
     def check(self) -> None:
         """Refuse ranges outside the region or the local memory before anything moves."""
         self._check_region(None)
+        size_bytes = self.region.size_bytes
         for local, source, remote in self.writes:
-            check_within(remote, self.region.size_bytes, "the region")
+            check_within(remote, size_bytes, "the region")
             check_within(source, local.nbytes, "the local memory")
-            if source.length != remote.length:
-                raise TransferError(
-                    f"local {source.length} and remote {remote.length} bytes differ"
-                )
+            length = remote.row_bytes * remote.num_rows
+            if length != source.row_bytes * source.num_rows:
+                raise TransferError(f"local {source.length} and remote {length} bytes differ")
 
     def finish(self, index: int) -> None:
         if self.progress is not None:

@@ -12,7 +12,7 @@ from daemons.core.errors import TransferError, Unavailable
 from daemons.protocol.base import MALFORMED, Record
 from daemons.protocol.segment import RegionRef, Strided
 from daemons.transfer.memory import Region
-from daemons.transfer.strided import check_within, iovecs
+from daemons.transfer.strided import check_within, iovecs_of
 from daemons.transfer.transports import cross_memory, sockets, wire
 from daemons.transfer.transports.base import Read, ReadBatch
 from daemons.transfer.transports.connection import STALL_S, Connection
@@ -103,12 +103,15 @@ def _pull_across(connection: Connection, reads: Sequence[Read]) -> bool:
 
 def vectors_of(region: Region, all_ranges: Sequence[Strided]) -> Iterator[memoryview]:
     """Every run of the ranges, in order."""
-    for ranges in all_ranges:
-        yield from iovecs(region.view, ranges)
+    return iovecs_of([(region.view, ranges) for ranges in all_ranges])
 
 
-def land_quick(connection: Connection, target: memoryview) -> None:
-    """A WRITE of one run."""
+def land_quick(connection: Connection, runs: Sequence[memoryview]) -> None:
+    """A WRITE that was checked into these runs, mostly one."""
+    if len(runs) > 1:
+        _receive(connection, iter(runs))
+        return
+    (target,) = runs
     connection.check_writer()
     early, connection.early = connection.early, b""
     start = len(early)

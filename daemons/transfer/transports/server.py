@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from daemons.core.errors import ProtocolError
+from daemons.transfer.strided import length_of
 from daemons.transfer.transports import sockets, wire
 from daemons.transfer.transports.connection import STALL_S, Connection
 from daemons.transfer.transports.service import ServerCounters, Service
@@ -264,7 +265,7 @@ def _assemble(connection: Connection, received: bytes) -> wire.Request | None:
     request = wire.decode_request(frame[:length])
     connection.early = bytes(frame[length:])
     connection.frame = bytearray()
-    following = sum(r.length for r in request.ranges) if request.op == wire.Op.WRITE else 0
+    following = length_of(request.ranges) if request.op == wire.Op.WRITE else 0
     connection.unread_bytes = following - len(connection.early)
     if connection.unread_bytes < 0:
         raise ProtocolError("bytes behind a data request")

@@ -15,7 +15,7 @@ from daemons.transfer.capability import BadCapability, Operation
 from daemons.transfer.memory import Region
 from daemons.transfer.notifications import Notification, Notifications
 from daemons.transfer.regions import RegionTable
-from daemons.transfer.strided import check_within
+from daemons.transfer.strided import check_within, length_of
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.access import AccessRules
 from daemons.transfer.transports.base import StaleEpoch
@@ -23,7 +23,7 @@ from daemons.transfer.transports.connection import Connection, NamedConnections
 from daemons.transfer.transports.landing import Pull, drain, land, land_quick, vectors_of
 
 _MAX_INLINE_ROWS = 256
-_QUICK = (wire.MAGIC, 0, 1, 0, 0, 1)
+_PLAIN = (wire.MAGIC, 0, 0, 0)
 _OK = wire.reply(wire.Status.OK)
 _OF_ANY_EPOCH = frozenset((wire.Op.AUTH, wire.Op.NAME))
 _NO_GENERATION = wire.TRAILER.pack(wire.MAGIC, 0)
@@ -54,44 +54,43 @@ class Service:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve_quick(self, connection: Connection, frame: bytes) -> bool:
-        """A contiguous READ without generation or WRITE, the shortest way; False for all else, and for what is wrong.
+        """Contiguous READs without generation or WRITEs, the shortest way; False for all else, and for what is wrong.
 
         Python that runs behind a copy that emptied the caches is slow: there is little of it.
         """
         if len(frame) < wire.QUICK.size:
             return False
-        magic, op, flags, count, size, body, epoch, region_id, _, _, offset, length, rows, _ = (
-            wire.QUICK.unpack_from(frame)
+        magic, op, flags, count, size, body, epoch, region_id, _, _ = wire.REQUEST.unpack_from(
+            frame
         )
         region = self.regions.find(region_id)
         if (
-            (magic, flags, count, size, body, rows) != _QUICK
+            (magic, flags, size, body) != _PLAIN
             or epoch != self.epoch
             or region is None
-            or not length
-            or offset + length > region.size_bytes
             or (self.rules.requires_capability and not connection.peer.is_daemon)
         ):
             return False
-        if op == wire.Op.READ and len(frame) == wire.QUICK.size:
+        end = wire.REQUEST.size + wire.RANGE.size * count
+        runs = wire.runs_in(frame[wire.REQUEST.size : end], region.view)
+        if not runs or len(runs) != count:
+            return False
+        length = sum([run.nbytes for run in runs])
+        if op == wire.Op.READ and len(frame) == end:
             if length > wire.MAX_INLINE:
-                return self._stream_quick(connection, region, offset, length)
-            return self._send_quick(connection, region, offset, length)
-        early = frame[wire.QUICK.size :]
+                return self._stream_quick(connection, region, runs, length)
+            return self._send_quick(connection, region, runs, length)
+        early = frame[end:]
         if op != wire.Op.WRITE or not len(early) <= length <= wire.MAX_EAGER:
             return False
         return region.access == "read-write" and self._write_quick(
-            connection, region, early, region.view[offset : offset + length]
+            connection, region, early, runs, length
         )
 
-    def _send_quick(self, connection: Connection, region: Region, offset: int, length: int) -> bool:
-        answer = b"".join(
-            (
-                wire.REPLY.pack(wire.MAGIC, 0, length, 0),
-                region.view[offset : offset + length],
-                _NO_GENERATION,
-            )
-        )
+    def _send_quick(
+        self, connection: Connection, region: Region, runs: list[memoryview], length: int
+    ) -> bool:
+        answer = b"".join((wire.REPLY.pack(wire.MAGIC, 0, length, 0), *runs, _NO_GENERATION))
         # It may have gone while it was copied.
         if self.regions.find(region.region_id) is not region:
             return False
@@ -102,7 +101,7 @@ class Service:
         return True
 
     def _stream_quick(
-        self, connection: Connection, region: Region, offset: int, length: int
+        self, connection: Connection, region: Region, runs: list[memoryview], length: int
     ) -> bool:
         region_id, sock = region.region_id, connection.sock
         connection.in_use = region_id
@@ -112,11 +111,8 @@ class Service:
             connection.in_use = None
             return False
         try:
-            window = [
-                memoryview(wire.reply(wire.Status.OK, length)),
-                region.view[offset : offset + length],
-                memoryview(_NO_GENERATION),
-            ]
+            header = wire.REPLY.pack(wire.MAGIC, 0, length, 0)
+            window = [memoryview(header), *runs, memoryview(_NO_GENERATION)]
             while window:
                 wire.drop_front(window, sock.sendmsg(window))
         finally:
@@ -126,7 +122,12 @@ class Service:
         return True
 
     def _write_quick(
-        self, connection: Connection, region: Region, early: bytes, target: memoryview
+        self,
+        connection: Connection,
+        region: Region,
+        early: bytes,
+        runs: list[memoryview],
+        length: int,
     ) -> bool:
         region_id = region.region_id
         connection.in_use = region_id  # before it is looked up: see DataServer.cut
@@ -136,14 +137,14 @@ class Service:
             connection.in_use = None
             return False
         connection.is_landing = True
-        connection.early, connection.unread_bytes = early, len(target) - len(early)
+        connection.early, connection.unread_bytes = early, length - len(early)
         try:
-            land_quick(connection, target)
+            land_quick(connection, runs)
         finally:
             connection.is_landing = False
             connection.in_use = None
             self.regions.drop(region_id)
-        self.counters.received_bytes += len(target)
+        self.counters.received_bytes += length
         connection.sock.sendall(_OK)
         return True
 
@@ -202,7 +203,7 @@ class Service:
         self.rules.check(connection.peer, request, operation)
         if operation == "write" and region.access != "read-write":
             raise TransferError(f"region {region.region_id} is registered for READ only")
-        return sum(ranges.length for ranges in request.ranges)
+        return length_of(request.ranges)
 
     def _read(self, connection: Connection, request: wire.Request) -> None:
         with self.regions.use(request.region_id) as region:

@@ -15,7 +15,7 @@ import numpy as np
 from daemons.core.errors import McError, ProtocolError, TransferError, Unavailable
 from daemons.protocol.segment import Grant, RegionRef, Strided
 from daemons.transfer.capability import encode_grant
-from daemons.transfer.strided import contiguous, copy, iovecs
+from daemons.transfer.strided import contiguous, copy, iovecs, iovecs_of, length_of
 from daemons.transfer.transports import exchange, sockets, wire
 from daemons.transfer.transports.access import authenticate, give_name
 from daemons.transfer.transports.base import (
@@ -314,7 +314,7 @@ def _read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
     guard = batch.generation
     word = None if guard is None else (guard.region_id, guard.index)
     request = _encode(wire.Op.READ, batch.region, ranges, batch.capability, word)
-    length = sum(r.row_bytes * r.num_rows for r in ranges)
+    length = length_of(ranges)
     if length <= wire.MAX_INLINE and sum(r.num_rows for r in ranges) <= _MAX_INLINE_ROWS:
         payload, before, after = exchange.ask_small(stream, request, length, batch)
         batch.check_generation(before)
@@ -329,8 +329,8 @@ def _read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
     batch.check_generation(before)
     trailer = stream.scratch[: wire.TRAILER.size]
     if batch.on_read is None and batch.progress is None:
-        vectors = (iovecs(read.local.data, read.target) for read in reads)
-        exchange.fill(stream.sock, itertools.chain(*vectors, [trailer]), batch)
+        vectors = iovecs_of([(local.data, target) for _, local, target in reads])
+        exchange.fill(stream.sock, itertools.chain(vectors, [trailer]), batch)
     else:
         for index, read in enumerate(reads, part.start):
             exchange.fill(stream.sock, iovecs(read.local.data, read.target), batch)
@@ -360,10 +360,8 @@ def _write_part(stream: Stream, batch: WriteBatch, part: range) -> None:
     writes = batch.writes[part.start : part.stop]
     if not writes:
         return
-    vectors = itertools.chain.from_iterable(
-        iovecs(write.local.data, write.source) for write in writes
-    )
-    if sum(write.remote.length for write in writes) <= wire.MAX_EAGER:
+    vectors = iovecs_of([(local.data, source) for local, source, _ in writes])
+    if length_of([remote for _, _, remote in writes]) <= wire.MAX_EAGER:
         request = memoryview(_encode_write(wire.Op.WRITE, batch, part, b""))
         exchange.send(stream.sock, itertools.chain([request], vectors), batch)
         exchange.answer(stream, batch)

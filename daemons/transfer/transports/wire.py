@@ -17,6 +17,7 @@ from enum import IntEnum
 
 from daemons.core.errors import ProtocolError
 from daemons.protocol.segment import Strided
+from daemons.transfer.strided import length_of
 
 MAGIC = b"MCd3"
 MAX_RANGES = 512
@@ -161,9 +162,9 @@ def decode_request(frame: bytes | bytearray) -> Request:
             memoryview(frame)[REQUEST.size : end]
         )
     )
-    if sum(r.num_rows for r in ranges) > MAX_ROWS:
+    if sum([r.num_rows for r in ranges]) > MAX_ROWS:
         raise ProtocolError("too many rows in a data request")
-    if op == Op.WRITE and sum(r.length for r in ranges) > MAX_EAGER:
+    if op == Op.WRITE and length_of(ranges) > MAX_EAGER:
         raise ProtocolError("too many bytes behind a data request")
     return Request(
         op=Op(op),
@@ -176,6 +177,19 @@ def decode_request(frame: bytes | bytearray) -> Request:
     )
 
 
+def runs_in(packed: bytes, memory: memoryview) -> list[memoryview] | None:
+    """The bytes that packed ranges name; None unless each is one run inside the memory. Kept short."""
+    if len(packed) % RANGE.size:
+        return None
+    size_bytes, runs = memory.nbytes, []
+    for offset, row_bytes, num_rows, _ in RANGE.iter_unpack(packed):
+        end = offset + row_bytes
+        if num_rows != 1 or not row_bytes or end > size_bytes:
+            return None
+        runs.append(memory[offset:end])
+    return runs
+
+
 def reply(status: Status, length: int = 0, word: int = 0) -> bytes:
     return REPLY.pack(MAGIC, status, length, word)
 
@@ -185,15 +199,16 @@ def windows(vectors: Iterator[memoryview]) -> Iterator[list[memoryview]]:
     window: list[memoryview] = []
     size = 0
     for whole in vectors:
-        vector = whole
-        while size + vector.nbytes > _WINDOW_BYTES + _WINDOW_SLACK:
+        vector, length = whole, whole.nbytes
+        while size + length > _WINDOW_BYTES + _WINDOW_SLACK:
             window.append(vector[: _WINDOW_BYTES - size])
             vector = vector[_WINDOW_BYTES - size :]
+            length = vector.nbytes
             yield window
             window, size = [], 0
-        if vector.nbytes:
+        if length:
             window.append(vector)
-            size += vector.nbytes
+            size += length
         if len(window) == _WINDOW_VECTORS:
             yield window
             window, size = [], 0
@@ -205,9 +220,10 @@ def drop_front(window: list[memoryview], count: int) -> None:
     """Forget `count` bytes that were moved."""
     done = 0
     for vector in window:
-        if count < vector.nbytes:
+        length = vector.nbytes
+        if count < length:
             break
-        count -= vector.nbytes
+        count -= length
         done += 1
     del window[:done]
     if count:
