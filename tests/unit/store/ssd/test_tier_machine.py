@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from random import Random
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -70,6 +69,7 @@ class TierMachine(RuleBasedStateMachine):
                     SETTINGS,
                     on_dropped=self.dropped,
                     clock=self.clock,
+                    random_bits=self.random.getrandbits,
                 )
             except Crashed:
                 self.disk.crash()
@@ -171,24 +171,13 @@ class TierMachine(RuleBasedStateMachine):
         self.run(6)
         self.crash()
 
-    def may_lose_what_is_evicted(self) -> None:
-        """A bucket whose name is gone, but not for good and told to nobody, goes with its blocks or comes back."""
-        for number in range(NUM_KEYS):
-            found = self.tier._blocks.get(key(number))
-            if found is not None:
-                name = self.tier._buckets.by_id[found[1].bucket].name
-                if name not in self.disk.inodes:
-                    self.ops[number].append(Op(None, None))
-
     @rule()
     def crash(self) -> None:
-        self.may_lose_what_is_evicted()
         self.disk.crash()
         self.open()
 
     @rule(ops=st.integers(0, 6))
     def reopen_and_crash(self, ops: int) -> None:
-        self.may_lose_what_is_evicted()
         self.disk.crash()
         self.disk.ops_left = ops
         self.open()
@@ -197,7 +186,6 @@ class TierMachine(RuleBasedStateMachine):
     @rule()
     def close_and_reopen(self) -> None:
         self.tier.close()
-        self.may_lose_what_is_evicted()
         self.open()
 
     @rule(call=st.sampled_from(["write", "sync", "reserve", "truncate", "unlink"]))
@@ -260,10 +248,7 @@ def done() -> "Future[bool]":
     return future
 
 
-TestTier = pytest.mark.xfail(
-    reason="one in some hundred runs finds another state after a crash while opening: unexplained",
-    strict=False,
-)(TierMachine.TestCase)
+TestTier = TierMachine.TestCase
 TestTier.settings = settings(
     max_examples=40,
     stateful_step_count=50,
