@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from daemons.client.cluster import ClusterClient
+from daemons.config.common import topology_file
 from daemons.core.errors import ConfigError, Unavailable
 from mcctl import render
 from mcctl.commands import new_app
@@ -82,11 +83,22 @@ def _check_topology(loaded: Sequence[Loaded]) -> Iterator[Finding]:
     from daemons.transfer.transports.rdma import why_unavailable
 
     sections = [section for item in loaded if (section := getattr(item.config, "transfer", None))]
+    try:
+        topology = discover(override=next(filter(None, map(topology_file, sections)), None))
+    except ConfigError as error:
+        yield Finding(
+            severity="error",
+            area="topology",
+            what="transfer.topology",
+            problem=error.message,
+            fix="mend the file, or leave it out where the kernel is right",
+        )
+        return
     names_rdma = any("rdma" in section.transports for section in sections)
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_bound = names_rdma and limit != resource.RLIM_INFINITY and os.geteuid() != 0
     for found in check(
-        discover(),
+        topology,
         no_verbs_reason=(why_unavailable() or "") if names_rdma else "",
         memlock_bytes=limit if is_bound else None,
         wants_rdma=any(section.transports == ["rdma"] for section in sections),

@@ -226,3 +226,12 @@ def test_the_command_tells_the_fix_and_exits_with_78(
     dead = f"tcp://127.0.0.1:{free_port()}"
     assert main(["doctor", "--endpoint", dead, "--timeout", "0.2", "-o", "plain", str(path)]) == 0
     assert dead in capsys.readouterr().out
+
+
+def test_a_topology_file_is_read_as_the_daemons_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mc-cachenode.toml"
+    path.write_text(cachenode(Path("/dev/shm"), f"[transfer]\ntopology = '{tmp_path / 'none'}'\n"))
+    assert main(["doctor", "--no-cluster", "--output", "json", str(path)]) == 78
+    assert "transfer.topology" in capsys.readouterr().out
