@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from daemons.config.base import Section, load_config
 from daemons.core.errors import ConfigError, McError, exit_code
 from daemons.rpc import Loop
+from daemons.service.limits import raise_file_limit
 from daemons.service.logs import set_up_logging
 from daemons.service.notify import notify, watchdog_interval_s
 
@@ -73,6 +74,7 @@ def run_daemon(
             sys.stdout.write(f"{arguments.config or 'defaults'}: ok\n")
             return EXIT_OK
         set_up_logging(config.node.id, config.log.level)  # type: ignore[attr-defined]  # every process has both
+        raise_file_limit()
         app = build(config)
     except McError as error:
         sys.stderr.write(f"{name}: {error.message}\n")
