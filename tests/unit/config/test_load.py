@@ -154,7 +154,7 @@ def test_wrong_engine_values_are_said_before_a_model_is_loaded(override: str) ->
 
 
 def test_no_number_of_threads_takes_a_host_down() -> None:
-    with pytest.raises(ConfigError, match="copy.workers.*256"):
+    with pytest.raises(ConfigError, match=r"copy\.workers.*256"):
         load_config(None, CachenodeConfig, ["copy.workers=1000000"])
 
 
