@@ -13,13 +13,16 @@ from daemons.protocol.node import HelloReply
 from daemons.protocol.request import Schedule
 from daemons.rpc import Call, Channel, Loop, Server
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(60)
+
+WAIT_S = 15.0
+"""Long for a busy machine, and less than what ends a question by itself."""
 
 
 class Bench:
     """A master whose answers the test gives, over loopback TCP in one loop."""
 
-    def __init__(self, timeout_s: float = 5.0) -> None:
+    def __init__(self, timeout_s: float = 30.0) -> None:
         self.loop = Loop()
         self.calls: list[Call] = []
         self.server: Server | None = Server(
@@ -28,7 +31,7 @@ class Bench:
         self.channel = Channel(self.loop, self.server.endpoint)
         self.planner = Planner(self.channel, timeout_s, max_in_flight=2, max_waiting=3)
 
-    def ask(self, number: int, left_s: float = 20.0) -> "Outcome":
+    def ask(self, number: int, left_s: float = 50.0) -> "Outcome":
         outcome = Outcome()
         message = Schedule(
             request_id=RequestId(f"r{number}"),
@@ -41,7 +44,7 @@ class Bench:
         return outcome
 
     def wait_for_calls(self, count: int) -> None:
-        assert self.loop.run_until(lambda: len(self.calls) >= count, 5)
+        assert self.loop.run_until(lambda: len(self.calls) >= count, WAIT_S)
 
     def kill_master(self) -> None:
         if self.server is not None:
@@ -84,7 +87,7 @@ def test_few_are_asked_at_a_time_and_the_rest_in_order(bench: Bench) -> None:
     for number in range(5):
         bench.wait_for_calls(number + 1)
         bench.calls[number].reply(Ok())
-    assert bench.loop.run_until(lambda: all(outcome.replies for outcome in outcomes), 5)
+    assert bench.loop.run_until(lambda: all(outcome.replies for outcome in outcomes), WAIT_S)
     assert asked(bench) == [f"r{number}" for number in range(5)]
     assert [outcome.replies for outcome in outcomes] == [[Ok()]] * 5
 
@@ -97,7 +100,7 @@ def test_waiting_behind_others_is_not_the_masters_time() -> None:
             bench.wait_for_calls(number + 1)
             bench.loop.run_until(lambda: False, 0.15)
             bench.calls[number].reply(Ok())
-        assert bench.loop.run_until(lambda: all(outcome.replies for outcome in outcomes), 5)
+        assert bench.loop.run_until(lambda: all(outcome.replies for outcome in outcomes), WAIT_S)
         assert [outcome.replies for outcome in outcomes] == [[Ok()]] * 5
     finally:
         bench.close()
@@ -115,7 +118,7 @@ def test_a_master_that_is_gone_fails_those_that_wait_too(bench: Bench) -> None:
     outcomes = [bench.ask(number) for number in range(5)]
     bench.wait_for_calls(2)
     bench.kill_master()
-    assert bench.loop.run_until(lambda: all(outcome.replies for outcome in outcomes), 2)
+    assert bench.loop.run_until(lambda: all(outcome.replies for outcome in outcomes), WAIT_S)
     assert all(isinstance(outcome.replies[0], Unavailable) for outcome in outcomes)
     assert bench.planner.num_waiting == 0
 
@@ -130,7 +133,7 @@ def test_a_cancelled_question_makes_place_and_is_not_answered(bench: Bench) -> N
     assert asked(bench) == ["r0", "r1", "r2"]
     for call in bench.calls:
         call.reply(Ok())
-    assert bench.loop.run_until(lambda: bool(outcomes[1].replies and outcomes[2].replies), 5)
+    assert bench.loop.run_until(lambda: bool(outcomes[1].replies and outcomes[2].replies), WAIT_S)
     assert outcomes[0].replies == outcomes[3].replies == []
 
 
@@ -138,6 +141,6 @@ def test_a_request_whose_own_time_ends_while_it_waits_is_told(bench: Bench) -> N
     for number in range(2):
         bench.ask(number)
     late = bench.ask(2, left_s=0.05)
-    assert bench.loop.run_until(lambda: bool(late.replies), 5)
+    assert bench.loop.run_until(lambda: bool(late.replies), WAIT_S)
     assert "before it had a plan" in str(late.replies[0])
     assert bench.planner.num_waiting == 0
