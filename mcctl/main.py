@@ -44,7 +44,7 @@ COMMANDS: Final = {
     "node": LazyCommand("node", "The processes that joined the cluster."),
     "cache": LazyCommand("cache", "KV blocks in the pool: list, show, stat, locate, clear."),
     "request": LazyCommand(
-        "request", "Send a prompt, or list recent requests and why they ran where."
+        "request", "Send a prompt, list recent requests, explain where they ran."
     ),
     "events": LazyCommand("events", "Follow blocks and nodes as they come and go."),
     "model": LazyCommand("model", "Models on this host: fetch, list, convert."),

@@ -1,14 +1,18 @@
 """mcctl request: send a prompt and watch the answer, or see what became of recent ones."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.errors import NotFound, Unavailable
+from daemons.core.errors import NotFound, Rejected, Unavailable
+from daemons.core.ids import NodeId
 from daemons.core.units import format_duration, format_size
+from daemons.protocol.node import Role
+from daemons.protocol.request import ListedRequest
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.gateway_url import gateway_url
@@ -20,6 +24,28 @@ from mcctl.settings import settings_of
 app = new_app()
 
 _SILENCE_S = 120.0
+_KEPT_REQUESTS = 1000
+"""What a master lists at most."""
+
+
+class Weighed(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance that was considered. `compute_s`: of the new tokens; on decode, of one token of the batch."""
+
+    node: str
+    role: Role | Literal["gone"]
+    is_chosen: bool
+    queue_s: float
+    load_s: float
+    compute_s: float
+    total_s: float
+    matched_tokens: int
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `request explain --output json` prints; fields are only ever added."""
+
+    request: ListedRequest
+    candidates: list[Weighed]
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +144,80 @@ def list_requests(
         Column("policy", lambda r: r.policy, extra=5),
     ]
     render.emit(settings.output, {"requests": requests}, columns, requests)
+
+
+@app.command()
+def explain(
+    context: typer.Context,
+    request_id: Annotated[str, typer.Argument(help="As in `request list`, or its beginning.")],
+) -> None:
+    """Why a recent request ran where it did. Every instance that was weighed, with the terms of its prediction.
+
+    \b
+    Example: mcctl request explain 7f3a
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        request = find(client.requests(_KEPT_REQUESTS), request_id)
+        roles = {listed.node.node: listed.node.role for listed in client.nodes().nodes}
+    result = Explanation(request=request, candidates=weighed(request, roles))
+    if settings.output == "table":
+        render.show_facts(
+            [
+                ("request", f"{request.request_id}, {request.state} {request.why}".rstrip()),
+                (
+                    "prompt",
+                    f"{request.num_prompt_tokens} tokens, {request.num_matched_tokens} reused",
+                ),
+                ("policy", request.policy),
+                ("predicted", f"{format_duration(request.predicted_ttft_s)} to the first token"),
+                ("took", _seconds(request.actual_ttft_s)),
+            ]
+        )
+    columns = [
+        Column(" ", lambda c: "*" if c.is_chosen else ""),
+        Column("role", lambda c: c.role),
+        Column("node", lambda c: c.node),
+        Column("queue", lambda c: format_duration(c.queue_s), is_number=True),
+        Column("load", lambda c: format_duration(c.load_s), is_number=True),
+        Column("compute", lambda c: format_duration(c.compute_s), is_number=True),
+        Column("total", lambda c: format_duration(c.total_s), is_number=True),
+        Column("reuses", lambda c: f"{c.matched_tokens} tokens", is_number=True),
+    ]
+    render.emit(settings.output, result, columns, result.candidates, title="* was chosen")
+
+
+def weighed(request: ListedRequest, roles: Mapping[NodeId, Role]) -> list[Weighed]:
+    """A node that has left since is of an unknown role, unless it was chosen."""
+    chosen: dict[NodeId, Role] = {request.prefill: "prefill", request.decode: "decode"}
+    return [
+        Weighed(
+            node=candidate.node,
+            role=chosen[candidate.node]
+            if candidate.node in chosen
+            else roles.get(candidate.node, "gone"),
+            is_chosen=candidate.node in chosen,
+            queue_s=candidate.queue_s,
+            load_s=candidate.load_s,
+            compute_s=candidate.prefill_s,
+            total_s=candidate.total_s,
+            matched_tokens=candidate.matched_tokens,
+        )
+        for candidate in request.candidates
+    ]
+
+
+def find(requests: Sequence[ListedRequest], request_id: str) -> ListedRequest:
+    """By id, or the beginning of one. Raises NotFound, and Rejected where several begin like that."""
+    found = [request for request in requests if request.request_id.startswith(request_id)]
+    exact = [request for request in found if request.request_id == request_id]
+    if not found:
+        raise NotFound(
+            f"no recent request {request_id}; mcctl request list shows those that the master keeps"
+        )
+    if len(found) > 1 and not exact:
+        raise Rejected(f"{len(found)} recent requests begin with {request_id}; write more of it")
+    return (exact or found)[0]
 
 
 def _only_model(client: OpenAiClient) -> str:

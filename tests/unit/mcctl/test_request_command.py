@@ -1,0 +1,54 @@
+"""mcctl request explain: which request is meant, and what its candidates were."""
+
+import pytest
+
+from daemons.core.errors import NotFound, Rejected
+from daemons.core.ids import NodeId, RequestId
+from daemons.protocol.request import Candidate, ListedRequest
+from mcctl.commands.request import find, weighed
+
+
+def candidate(node: str, total_s: float) -> Candidate:
+    return Candidate(
+        node=NodeId(node),
+        queue_s=0.1,
+        load_s=0.2,
+        prefill_s=0.3,
+        total_s=total_s,
+        matched_tokens=64,
+    )
+
+
+def request(request_id: str) -> ListedRequest:
+    return ListedRequest(
+        request_id=RequestId(request_id), model="m", state="done", age_s=1.0, num_prompt_tokens=100,
+        num_matched_tokens=64, num_generated_tokens=3, prefill=NodeId("p0"), decode=NodeId("d0"), predicted_ttft_s=0.5,
+        actual_ttft_s=0.6, policy="time",
+        candidates=[candidate("p0", 0.4), candidate("p1", 0.9), candidate("d0", 0.1), candidate("d1", 0.2)],
+    )  # fmt: skip
+
+
+def test_candidates_with_their_roles_and_the_chosen_ones() -> None:
+    rows = weighed(request("a"), {NodeId("p1"): "prefill"})
+    assert [(row.node, row.role, row.is_chosen) for row in rows] == [
+        ("p0", "prefill", True),
+        ("p1", "prefill", False),
+        ("d0", "decode", True),
+        ("d1", "gone", False),
+    ]
+    assert (rows[0].queue_s, rows[0].load_s, rows[0].compute_s, rows[0].total_s) == (
+        0.1,
+        0.2,
+        0.3,
+        0.4,
+    )
+
+
+def test_a_request_is_found_by_its_beginning() -> None:
+    requests = [request("abc1"), request("abd2"), request("ab")]
+    assert find(requests, "abc").request_id == "abc1"
+    assert find(requests, "ab").request_id == "ab"
+    with pytest.raises(NotFound, match="request list"):
+        find(requests, "x")
+    with pytest.raises(Rejected, match="3 recent requests"):
+        find([*requests[:2], request("ac")], "a")
