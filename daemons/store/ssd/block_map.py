@@ -1,7 +1,7 @@
 """The index and the buckets together: which records live, counted per bucket. Guarded by the tier's lock."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from daemons.core.ids import BlockHash
 from daemons.store.block_table import NO_ROW
@@ -15,7 +15,7 @@ class BlockMap:
     """Every block is in one bucket; what a bucket counts as live is what the index points to."""
 
     buckets: BucketSet
-    index: BlockIndex = field(default_factory=BlockIndex)
+    index: BlockIndex
 
     def get(self, block_hash: BlockHash) -> tuple[BlockRecord, Location] | None:
         row = self.index.find(block_hash)

@@ -7,6 +7,7 @@ what a tombstone must hold off lies in older buckets or before it in its own.
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from daemons.store.ssd.files import BucketDirectory, BucketFile
@@ -15,6 +16,9 @@ log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"^bucket-([0-9a-f]{8})-([0-9a-f]{16})\.log$")
 _MAX_ID = (1 << 32) - 1
+
+RandomBits = Callable[[int], int]
+"""Of so many bits, and nobody else can guess it; a test's follow from its seed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +56,7 @@ class BucketSet:
     """All buckets, oldest first. File operations are the writer's thread's alone; counts change under its lock."""
 
     directory: BucketDirectory
+    random_bits: RandomBits = secrets.randbits
     by_id: dict[int, Bucket] = field(default_factory=dict)
     next_id: int = 1
 
@@ -73,7 +78,7 @@ class BucketSet:
         assert self.next_id <= _MAX_ID, "a bucket a second would take 136 years"
         # Never used again: where the file of a failed try cannot be removed, two would have one id.
         bucket_id, self.next_id = self.next_id, self.next_id + 1
-        secret = secrets.randbits(64)
+        secret = self.random_bits(64)
         name = bucket_name(bucket_id, secret)
         file = self.directory.create(name)
         try:

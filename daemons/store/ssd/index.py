@@ -5,7 +5,7 @@ A dict of keys would cost as much again. Not thread safe: the tier's lock guards
 
 import secrets
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ class BlockIndex:
     choose names can choose where they collide.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, random_bits: Callable[[int], int] = secrets.randbits) -> None:
         self._hashes = bytearray()
         self._parents = bytearray()
         self._bucket = array("I")
@@ -69,7 +69,7 @@ class BlockIndex:
         self._kinds = _Kinds()
         self._free = array("I")
         self._num_rows = 0
-        self._multiplier = secrets.randbits(64) | 1
+        self._multiplier = random_bits(64) | 1
         self._shift = 64 - (_MIN_SLOTS.bit_length() - 1)
         self._slots = array("I", bytes(4 * _MIN_SLOTS))
         """Row + 1, or 0."""

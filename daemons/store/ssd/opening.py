@@ -8,8 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from daemons.core.errors import ConfigError
 from daemons.store.ssd.aligned import aligned_buffer, write_all
 from daemons.store.ssd.block_map import BlockMap
-from daemons.store.ssd.buckets import Bucket, BucketSet, parse_name
+from daemons.store.ssd.buckets import Bucket, BucketSet, RandomBits, parse_name
 from daemons.store.ssd.files import ALIGN, BucketDirectory
+from daemons.store.ssd.index import BlockIndex
 from daemons.store.ssd.recovery import Scan, ScanCounts, scan_bucket
 from daemons.store.ssd.settings import SsdCounters
 
@@ -19,14 +20,16 @@ _SCANNERS = 8
 """Reads in flight: a header is a page, and a disk answers many pages in the time of one."""
 
 
-def open_blocks(directory: BucketDirectory, counters: SsdCounters) -> tuple[BlockMap, int]:
+def open_blocks(
+    directory: BucketDirectory, counters: SsdCounters, random_bits: RandomBits
+) -> tuple[BlockMap, int]:
     """The blocks that are there, and the next sequence. Raises OSError, ConfigError; then all is closed."""
-    buckets = BucketSet(directory)
+    blocks = BlockMap(BucketSet(directory, random_bits), BlockIndex(random_bits))
     found: list[Bucket] = []
     try:
         directory.sync()  # what an earlier process removed, and could not sync, must not come back later
         found.extend(_buckets(directory))
-        return _replay(buckets, found, counters)
+        return blocks, _replay(blocks, found, counters)
     except (OSError, ConfigError):
         for bucket in found:
             bucket.file.close()
@@ -34,8 +37,9 @@ def open_blocks(directory: BucketDirectory, counters: SsdCounters) -> tuple[Bloc
         raise
 
 
-def _replay(buckets: BucketSet, found: list[Bucket], counters: SsdCounters) -> tuple[BlockMap, int]:
-    blocks = BlockMap(buckets)
+def _replay(blocks: BlockMap, found: list[Bucket], counters: SsdCounters) -> int:
+    """The next sequence."""
+    buckets = blocks.buckets
     counts = ScanCounts()
     sequence = 1
     for bucket, scan in _scans(found, buckets.directory.is_direct):
@@ -59,7 +63,7 @@ def _replay(buckets: BucketSet, found: list[Bucket], counters: SsdCounters) -> t
         counts.torn_bytes,
         counts.torn_records,
     )
-    return blocks, sequence
+    return sequence
 
 
 def _buckets(directory: BucketDirectory) -> Iterator[Bucket]:

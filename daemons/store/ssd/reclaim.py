@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from daemons.core.ids import BlockHash, short
@@ -23,7 +23,7 @@ from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.index import Location
 from daemons.store.ssd.log_writer import Append, LogWriter
-from daemons.store.ssd.record import BlockRecord, RecordKind, TombstoneRecord, block_layout
+from daemons.store.ssd.record import BlockRecord, TombstoneRecord, block_layout
 from daemons.store.ssd.recovery import scan_bucket, verify_block
 from daemons.store.ssd.settings import SsdCounters
 from daemons.store.ssd.write_queue import WriteQueue
@@ -72,7 +72,6 @@ class _Work:
     is_compacted: bool
     left: deque[tuple[BlockRecord, Location]]
     tombstones: deque[Append]
-    bad: list[BlockHash] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -209,20 +208,19 @@ class Reclaimer:
             verify_block(block, stored)
         except (BadSeal, OSError) as error:
             log.warning("ssd block lost block=%s why=%s", short(block.meta.hash), error)
-            with self.lock:
-                found = self.blocks.get(block.meta.hash)
-                if found is not None and found[1] == location:
-                    self.blocks.drop([block.meta.hash])
-                    work.bad.append(block.meta.hash)
-                    self.counters.bad_blocks += 1
-            # An earlier version of it may lie in an older bucket.
-            work.tombstones.append(
-                Append(
-                    TombstoneRecord(RecordKind.DELETES, location.sequence + 1, (block.meta.hash,))
-                )
-            )
+            self._drop_bad(block.meta.hash, location)
             return None
         return stored
+
+    def _drop_bad(self, block_hash: BlockHash, location: Location) -> None:
+        with self.lock:
+            found = self.blocks.get(block_hash)
+            if found is None or found[1] != location:
+                return
+            self.blocks.drop([block_hash])
+            self.queue.add_bad(block_hash, location.sequence)
+            self.counters.bad_blocks += 1
+        self.on_dropped([block_hash], "bad")
 
     def _give_up(self, work: _Work) -> None:
         """Puts were faster and filled the open bucket. An eviction goes on without; a compaction is begun again."""
@@ -257,16 +255,25 @@ class Reclaimer:
         if not self._settle(work.bucket):
             self._work = self._oldest_instead()
             return
-        evicted = self._remove(work.bucket)
+        self._evict(work)
+        self._remove(work.bucket)
         self._work = None
+        with self.lock:
+            self.queue.evicting.clear()
         log.debug(
-            "ssd bucket reclaimed bucket=%d compacted=%s evicted=%d",
+            "ssd bucket reclaimed bucket=%d compacted=%s",
             work.bucket.bucket_id,
             work.is_compacted,
-            len(evicted),
         )
-        if work.bad:
-            self.on_dropped(work.bad, "bad")
+
+    def _evict(self, work: _Work) -> None:
+        """The blocks, then the file: from the first try on to remove it, a loss of power may take them, so nobody is
+        told any more that they are here. Until it is gone for good they may come back, so a delete is logged.
+        """
+        with self.lock:
+            evicted = self.blocks.drop_bucket(work.bucket.bucket_id)
+            self.queue.evicting.update(evicted)
+            self.counters.evicted_blocks += len(evicted)
         if evicted:
             self.on_dropped(evicted, "evicted")
 
@@ -284,15 +291,12 @@ class Reclaimer:
             self.writer.append(waiting)
         return True
 
-    def _remove(self, bucket: Bucket) -> list[BlockHash]:
-        """The file, then its blocks: one that is deleted before the file is gone must still get its tombstone."""
+    def _remove(self, bucket: Bucket) -> None:
+        """A file in which nothing lives. Raises OSError."""
         self.blocks.buckets.unlink(bucket)
         with self.lock:
-            evicted = self.blocks.drop_bucket(bucket.bucket_id)
             self.blocks.buckets.forget(bucket)
-            self.counters.evicted_blocks += len(evicted)
             self.counters.reclaimed_buckets += 1
-        return evicted
 
     @property
     def _is_direct(self) -> bool:

@@ -6,6 +6,7 @@ fails or is full costs puts and reads with a clear error, never the index: it is
 """
 
 import logging
+import secrets
 import threading
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from daemons.store.block_table import NO_ROW
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.seal import BadSeal
 from daemons.store.ssd.batch_writer import BatchWriter, OnDropped, Shared, fail_appends
-from daemons.store.ssd.buckets import Bucket
+from daemons.store.ssd.buckets import Bucket, RandomBits
 from daemons.store.ssd.files import BucketDirectory
 from daemons.store.ssd.health import DiskHealth
 from daemons.store.ssd.index import Location
@@ -53,13 +54,14 @@ class SsdTier:
         *,
         on_dropped: OnDropped = _ignore,
         clock: Clock = monotonic,
+        random_bits: RandomBits = secrets.randbits,
     ) -> None:
         self.settings = settings
         self.counters = SsdCounters()
         self.is_direct = directory.is_direct
         self._clock = clock
         self._on_dropped = on_dropped
-        self._blocks, sequence = open_blocks(directory, self.counters)
+        self._blocks, sequence = open_blocks(directory, self.counters, random_bits)
         self._buckets = self._blocks.buckets
         self._lock = threading.Condition(threading.Lock())
         self._queue = WriteQueue()
@@ -347,7 +349,7 @@ class SsdTier:
             if found is None or found[1] != location:
                 return
             self._blocks.drop([block_hash])
-            self._queue.add_deletes([block_hash])
+            self._queue.add_bad(block_hash, location.sequence)
             self._wake()
             self.counters.bad_blocks += 1
         self._on_dropped([block_hash], "bad")

@@ -21,6 +21,8 @@ class WriteQueue:
         self._appends: deque[Append] = deque()
         self._pending: dict[BlockHash, Append] = {}
         """Puts that wait or are being written, and were not deleted since."""
+        self.evicting: set[BlockHash] = set()
+        """Out of the index, with a file that is not gone for good."""
         self._uncertain: set[BlockHash] = set()
         """Their put failed, yet something of it may be on disk."""
         self._num_tombstones = 0
@@ -71,6 +73,10 @@ class WriteQueue:
             )
         return done
 
+    def add_bad(self, block_hash: BlockHash, sequence: int) -> None:
+        """A delete of what was written up to then: earlier versions must not come back, a newer put may wait here."""
+        self.add(Append(TombstoneRecord(RecordKind.DELETES, sequence + 1, (block_hash,))))
+
     def cancel(self, block_hash: BlockHash) -> bool:
         """Whether a put was waiting or being written; it will not be stored."""
         pending = self._pending.pop(block_hash, None)
@@ -86,10 +92,10 @@ class WriteQueue:
 
     def may_return(self, block_hash: BlockHash) -> bool:
         """Whether a block that is not in the index could be found after a crash: an earlier delete of it is not on
-        disk yet, or a put failed.
+        disk yet, a put failed, or the file it was evicted with is not gone for good.
         """
         is_uncertain = block_hash in self._uncertain or len(self._uncertain) > _MAX_UNCERTAIN
-        return is_uncertain or self._num_tombstones > 0
+        return is_uncertain or self._num_tombstones > 0 or block_hash in self.evicting
 
     def take(self, room: int, batch_bytes: int) -> tuple[list[Append], list[Append]]:
         """What goes to the disk together: it fits in `room`, and exceeds `batch_bytes` only if it is one record.

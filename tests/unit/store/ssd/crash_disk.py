@@ -59,7 +59,7 @@ class CrashDisk:
         for name, inode in self.names_log[: self.random.randint(0, len(self.names_log))]:
             _apply(self.durable_inodes, name, inode)
         self.names_log.clear()
-        for inode in {*self.inodes.values(), *self.durable_inodes.values()}:
+        for inode in dict.fromkeys([*self.inodes.values(), *self.durable_inodes.values()]):
             inode.crash(self.random)
         self.inodes = dict(self.durable_inodes)
         self.ops_left = None

@@ -4,12 +4,13 @@ import errno
 from random import Random
 
 import pytest
-from unit.store.ssd.crash_disk import CrashDisk
+from unit.store.ssd.crash_disk import CrashDisk, aligned_copy
 from unit.store.ssd.made_blocks import key, make_block
 
 from daemons.core.clock import ManualClock
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash
+from daemons.store.seal import BadSeal
 from daemons.store.ssd import SsdSettings, SsdTier
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.write_queue import WriteQueue
@@ -87,6 +88,47 @@ def check_deleted(tier: SsdTier, disk: CrashDisk, hashes: list[BlockHash]) -> No
     acknowledged = [h for h, future in zip(hashes, done, strict=True) if future.done()]
     disk.crash()
     assert not set(acknowledged) & set(opened(disk).hashes())
+
+
+class UnsyncedUnlink:
+    """A disk that takes a file's name away, and then cannot say whether that is for good."""
+
+    def __init__(self) -> None:
+        self.has_unlinked = False
+
+    def __call__(self, call: str) -> OSError | None:
+        self.has_unlinked |= call == "unlink"
+        return OSError(errno.EIO, "EIO") if call == "sync" and self.has_unlinked else None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_while_its_bucket_may_be_gone_or_come_back(seed: int) -> None:
+    """What the tier says it holds survives a crash at that time, what was evicted may be put and deleted."""
+    disk, clock = CrashDisk(random=Random(seed)), ManualClock()
+    dropped: list[BlockHash] = []
+    tier = SsdTier(
+        disk.directory(), SETTINGS, on_dropped=lambda hashes, _: dropped.extend(hashes), clock=clock
+    )
+    disk.fault = UnsyncedUnlink()
+    number = 0
+    while tier.why_resting is None:
+        fill(tier, number)
+        number += 1
+    held = set(tier.hashes())
+    assert dropped
+    assert not set(dropped) & held
+    disk.fault = lambda _: None
+    if seed % 2:
+        clock.advance(SETTINGS.rest_s)
+        deleted = tier.delete([dropped[0]])
+        assert not deleted.done()
+        write_out(tier)
+        assert deleted.result(0)
+        held = set(tier.hashes())
+    disk.crash()
+    found = set(opened(disk).hashes())
+    assert held <= found
+    assert not (seed % 2 and dropped[0] in found)
 
 
 def test_while_only_its_tombstone_is_left_of_a_bucket() -> None:
@@ -171,6 +213,46 @@ def test_an_older_version_does_not_come_back_while_its_delete_waits(is_compacted
     disk.crash()
     held = opened(disk).get(key(0))
     assert held is None or held.version == 2
+
+
+def test_bad_block_takes_no_newer_put_with_it() -> None:
+    disk = CrashDisk()
+    tier = opened(disk)
+    fill(tier, 1)
+    (inode,) = disk.inodes.values()
+    inode.now[ALIGN // 4] ^= 1
+    newer = tier.put(*make_block(1, version=2))
+    with pytest.raises(BadSeal):
+        tier.read(key(1), aligned_copy(bytes(4 * ALIGN)))
+    write_out(tier)
+    assert newer.result(0)
+    disk.crash()
+    held = opened(disk).get(key(1))
+    assert held is not None
+    assert held.version == 2
+
+
+def test_earlier_version_of_bad_block_stays_away_when_its_compaction_is_given_up() -> None:
+    disk = CrashDisk()
+    tier = opened(disk)
+    fill(tier, *range(16))
+    tier.put(*make_block(0, version=2))  # in the second bucket
+    fill(tier, *range(20, 35))
+    fill(tier, 40)
+    tier.delete([key(n) for n in range(20, 32)])
+    tier.run_once()
+    inode = list(disk.inodes.values())[1]
+    inode.now[ALIGN // 4] ^= 1
+    reclaimer = tier._writer._reclaimer
+    assert reclaimer.step(ALIGN)
+    assert tier.counters.bad_blocks == 1
+    reclaimer._give_up(reclaimer._work or pytest.fail("nothing was begun"))
+    write_out(tier)
+    while len(disk.inodes) > 2 and reclaimer.step(BUCKET):
+        pass
+    write_out(tier)
+    disk.crash()
+    assert opened(disk).get(key(0)) is None
 
 
 def test_flush_waits_for_a_delete_that_is_being_written() -> None:
