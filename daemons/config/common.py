@@ -19,6 +19,8 @@ Name = Annotated[str, msgspec.Meta(extra={"form": "name"})]
 Port = Annotated[int, msgspec.Meta(ge=0, le=MAX_PORT)]
 Listen = Annotated[str, msgspec.Meta(extra={"form": "listen"})]
 """Where a process's own server is."""
+Told = Annotated[str, msgspec.Meta(extra={"form": "told"})]
+"""The same, of a process whose peers learn it from the master: no wildcard."""
 Endpoint = Annotated[str, msgspec.Meta(extra={"form": "endpoint"})]
 """Where a peer's is."""
 Metrics = Annotated[str, msgspec.Meta(extra={"form": "host_port_or_empty"})]
@@ -59,7 +61,7 @@ class MasterLinkSection(Section, frozen=True, kw_only=True):
 class TransferSection(Section, frozen=True, kw_only=True):
     """Data paths. `host` is the address bound and told to others; `port` 0 takes a free one."""
 
-    host: Host = "127.0.0.1"
+    host: Annotated[str, msgspec.Meta(extra={"form": "own"})] = "127.0.0.1"
     more_hosts: Annotated[list[str], msgspec.Meta(extra={"form": "hosts"})] = msgspec.field(
         default_factory=list
     )

@@ -23,6 +23,7 @@ _TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\*|\d
 _IPC: Final = re.compile(r"ipc://\S+")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 _HOST_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+_WILDCARDS: Final = ("*", "0.0.0.0", "::", "0:0:0:0:0:0:0:0")  # refused, not bound
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DEVICE: Final = re.compile(r"cpu|cuda(:\d{1,3})?")
 
@@ -50,6 +51,16 @@ def is_endpoint(text: str) -> bool:
     return tcp[1] != "*" and tcp[2] != "*" and 0 < int(tcp[2]) <= MAX_PORT
 
 
+def _is_told(text: str) -> bool:
+    """A listen address that peers are told, so it must name one host."""
+    tcp = _TCP.fullmatch(text)
+    return _is_listen(text) and (tcp is None or tcp[1].strip("[]") not in _WILDCARDS)
+
+
+def _is_own(text: str) -> bool:
+    return _HOST.fullmatch(text) is not None and text not in _WILDCARDS
+
+
 def is_host_port(text: str) -> bool:
     """IPv6 in brackets; port 0 for a free one."""
     match = _HOST_PORT.fullmatch(text)
@@ -65,6 +76,10 @@ def _is_size(value: str | int) -> bool:
 
 FORMS: Final[Mapping[str, Form]] = {
     "listen": Form("tcp://ADDRESS:PORT, PORT at most 65535, 0 for a free one", _is_listen),
+    "told": Form(
+        "tcp://ADDRESS:PORT with an address that peers reach, not all of them; PORT at most 65535, 0 for a free one",
+        _is_told,
+    ),
     "endpoint": Form("tcp://HOST:PORT, PORT 1 to 65535", is_endpoint),
     "endpoint_or_empty": Form(
         "tcp://HOST:PORT, PORT 1 to 65535", lambda text: not text or is_endpoint(text)
@@ -75,9 +90,10 @@ FORMS: Final[Mapping[str, Form]] = {
     "host": Form(
         "an address of this host, such as 127.0.0.1", lambda t: _HOST.fullmatch(t) is not None
     ),
+    "own": Form("an address of this host that peers reach, not all of them", _is_own),
     "hosts": Form(
-        "addresses of this host, each once",
-        lambda hosts: all(map(_HOST.fullmatch, hosts)) and len(set(hosts)) == len(hosts),
+        "addresses of this host that peers reach, each once",
+        lambda hosts: all(map(_is_own, hosts)) and len(set(hosts)) == len(hosts),
     ),
     "url_or_empty": Form(
         "http://HOST:PORT", lambda t: not t or t.startswith(("http://", "https://"))

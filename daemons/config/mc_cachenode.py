@@ -6,7 +6,6 @@ from daemons.config.base import Section
 from daemons.config.common import (
     Count,
     Directory,
-    Listen,
     LogSection,
     MasterLinkSection,
     Metrics,
@@ -14,6 +13,7 @@ from daemons.config.common import (
     Seconds,
     Size,
     Threads,
+    Told,
     TransferSection,
 )
 
@@ -22,7 +22,7 @@ class NodeSection(Section, frozen=True, kw_only=True):
     """Who this node is and where it listens."""
 
     id: Name = "cachenode"
-    listen: Listen = "tcp://127.0.0.1:7710"
+    listen: Told = "tcp://127.0.0.1:7710"
     metrics: Metrics = "127.0.0.1:9710"
 
 

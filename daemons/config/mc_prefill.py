@@ -6,13 +6,13 @@ from daemons.config.base import Section
 from daemons.config.common import (
     Count,
     EngineSection,
-    Listen,
     LogSection,
     MasterLinkSection,
     Metrics,
     ModelSection,
     Name,
     Seconds,
+    Told,
     TransferSection,
 )
 
@@ -21,7 +21,7 @@ class NodeSection(Section, frozen=True, kw_only=True):
     """Who this instance is and where it listens."""
 
     id: Name = "prefill"
-    listen: Listen = "tcp://127.0.0.1:7720"
+    listen: Told = "tcp://127.0.0.1:7720"
     metrics: Metrics = "127.0.0.1:9720"
 
 

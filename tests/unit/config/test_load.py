@@ -90,6 +90,9 @@ def test_wrong_values_name_their_key(tmp_path: Path, text: str, part: str) -> No
         ("master.endpoint", "tcp://*:7700", "write tcp://HOST:PORT"),
         ("transfer.host", "", "an address of this host"),
         ("transfer.host", "tcp://h", "an address of this host"),
+        ("transfer.host", "0.0.0.0", "that peers reach"),
+        ("transfer.host", "::", "that peers reach"),
+        ("transfer.more_hosts", ["10.0.0.1", "0.0.0.0"], "that peers reach"),
         ("transfer.more_hosts", ["tcp://h"], "addresses of this host"),
         ("transfer.more_hosts", ["10.0.0.1", "10.0.0.1"], "each once"),
         ("transfer.port", 70000, "<= 65535"),
@@ -151,6 +154,12 @@ def test_wrong_engine_values_are_said_before_a_model_is_loaded(override: str) ->
     with pytest.raises(ConfigError) as caught:
         load_config(None, PrefillConfig, ["model.path=x", override])
     assert f"`{override.partition('=')[0]}`" in caught.value.message
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_an_address_that_peers_are_told_is_no_wildcard(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"node\.listen.*peers reach"):
+        load_config(None, CachenodeConfig, [f"node.listen=tcp://{host}:7710"])
 
 
 def test_no_number_of_threads_takes_a_host_down() -> None:
