@@ -31,6 +31,8 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_body: Size = "8MiB"
     max_requests: Count = 256
     """Requests in flight, those that wait included; beyond it 429 with Retry-After."""
+    head_timeout_s: Seconds = 30.0
+    """A connection that has not sent the head of a request so long after it was opened, or began one, is closed."""
     drain_s: Seconds = 30.0
     """Answers that still run so long after SIGTERM are cut; the unit's TimeoutStopSec must be longer."""
 

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
 from daemons.mc_gateway.bridge import Bridge
 from daemons.mc_gateway.catalog import REFRESH_S, Catalog
+from daemons.mc_gateway.connection import HttpConnection
 from daemons.mc_gateway.generation import Gateway, Slots
 from daemons.mc_gateway.handlers import build_asgi
 from daemons.mc_gateway.metrics import GatewayMetrics
@@ -116,7 +118,7 @@ class GatewayApp:
                 build_asgi(gateway),
                 access_log=False,
                 h11_max_incomplete_event_size=65_536,
-                http="h11",
+                http=partial(HttpConnection, head_timeout_s=self._config.http.head_timeout_s),  # type: ignore[arg-type]
                 lifespan="off",
                 log_config=None,
                 proxy_headers=False,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -809,6 +810,31 @@ FIELDS = st.dictionaries(
     ),
     max_size=4,
 )
+
+
+def test_connections_that_never_send_a_request_are_closed_and_others_are_not(
+    tmp_path: Path,
+) -> None:
+    decodes = [ScriptedDecode("decode-a", says(TEXT))]
+    decodes[0].interval_s = 0.03  # the answer takes longer than a head may
+    with running_gateway(tmp_path, decodes, head_timeout_s=0.3) as bench:
+        host, _, port = bench.app.address.rpartition(":")
+        silent, partial = (socket.create_connection((host, int(port)), 5) for _ in range(2))
+        partial.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+        for connection in (silent, partial):
+            assert connection.recv(1) == b"", "it was kept open"
+            connection.close()
+        again = HTTPConnection(host, int(port), timeout=5)
+        for _ in range(2):
+            again.request("GET", "/health")
+            response = again.getresponse()
+            assert (response.status, bool(response.read())) == (200, True)
+        assert again.sock is not None
+        again.sock.sendall(b"GET /health HT")
+        assert again.sock.recv(1) == b"", "it was kept open"
+        again.close()
+        answer = bench.post(chat(max_tokens=40, stream=False))
+        assert answer.status_code == 200
 
 
 def test_fuzzed_bodies_are_never_5xx(bench: Bench) -> None:

@@ -1,0 +1,48 @@
+"""One HTTP connection: closed when a request does not come whole in time, so that idle ones cannot pile up."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class HttpConnection(H11Protocol):
+    """The server's own timer runs between a request's end and the next byte; ours until a request's head is there."""
+
+    def __init__(self, *args: Any, head_timeout_s: float, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._head_timeout_s = head_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self._head_timer is None:
+            self._await_head()
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._cancel()
+
+    def on_response_complete(self) -> None:
+        self._cancel()
+        super().on_response_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._head_timeout_s, self._give_up)
+
+    def _cancel(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
