@@ -16,6 +16,8 @@ _MADV_POPULATE_WRITE = 23
 _STEP_BYTES = 4 * MIB
 """One step holds the address space's lock for about 2 ms: other threads may want to map something."""
 
+_BACKGROUND_NICE = 5
+
 _PAGE = os.sysconf("SC_PAGESIZE")
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -41,7 +43,10 @@ def prefault_in_background(memory: ByteArray, stop: threading.Event) -> threadin
     """The same on a thread that yields to others; it keeps the mapping alive until it ends."""
 
     def run() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        thread_id = threading.get_native_id()
+        # Nobody but root may raise a priority, not even back to where this asks for.
+        nice = max(_BACKGROUND_NICE, os.getpriority(os.PRIO_PROCESS, thread_id))
+        os.setpriority(os.PRIO_PROCESS, thread_id, nice)
         prefault(memory, stop)
 
     thread = threading.Thread(target=run, name="mc-prefault", daemon=True)
