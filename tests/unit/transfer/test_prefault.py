@@ -1,4 +1,7 @@
+import os
 import threading
+
+import pytest
 
 from daemons.transfer.memory import allocate_shared
 from daemons.transfer.prefault import prefault, prefault_in_background
