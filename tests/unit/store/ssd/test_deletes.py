@@ -58,6 +58,48 @@ def test_after_a_put_that_failed(seed: int) -> None:
     assert opened(disk).get(key(1)) is None
 
 
+def test_behind_what_a_failed_write_left() -> None:
+    """The write reached the disk and its sync failed: nothing may be appended before that is cut away."""
+    disk, clock = CrashDisk(), ManualClock()
+    tier = opened(disk, clock)
+    fill(tier, 9)
+    disk.fault = lambda name: OSError(errno.EIO, "EIO") if name == "sync" else None
+    puts = [tier.put(*make_block(number)) for number in range(3)]
+    tier.run_once()
+    assert all(isinstance(put.exception(0), McError) for put in puts)
+    disk.fault = lambda _: None
+    clock.advance(SETTINGS.rest_s)
+    deleted = tier.delete([key(2)])
+    write_out(tier)
+    assert deleted.result(0)
+    disk.crash()
+    assert set(opened(disk).hashes()) == {key(9)}
+
+
+def test_while_it_is_copied() -> None:
+    """The copy is on disk before the tombstone, and the index does not follow it there."""
+    disk = CrashDisk()
+    tier = opened(disk)
+    fill(tier, *range(16))
+    tier.delete([key(number) for number in range(10)])
+    fill(tier, 40)
+    deleted = []
+
+    def delete_beside(call: str) -> None:
+        if call == "sync" and not deleted:
+            deleted.append(tier.delete([key(12)]))
+
+    disk.fault = delete_beside
+    assert tier._writer._reclaimer.step(BUCKET)
+    assert tier.counters.copied_blocks == 6
+    assert tier.get(key(12)) is None
+    tier.check_invariants()
+    write_out(tier)
+    assert deleted[0].result(0)
+    disk.crash()
+    assert set(opened(disk).hashes()) == {key(n) for n in (10, 11, 13, 14, 15, 40)}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_while_its_bucket_cannot_be_removed(seed: int) -> None:
     disk, clock = CrashDisk(random=Random(seed)), ManualClock()

@@ -248,6 +248,20 @@ def done() -> "Future[bool]":
     return future
 
 
+def test_a_crash_after_a_bucket_was_unlinked_and_its_directory_not_synced() -> None:
+    """Found by the machine: blocks the tier still promised were gone."""
+    machine = TierMachine()
+    machine.begin(344890622)
+    machine.reopen_and_crash(1)
+    machine.burst_and_crash([3, 3, 1, 2], [6, 5], False, 7)
+    machine.churn([7, 5, 4, 2, 7, 3, 0, 0])
+    machine.close_and_reopen()
+    machine.put([3, 1], True)
+    machine.fail_once("sync")
+    machine.crash()
+    machine.holds()
+
+
 TestTier = TierMachine.TestCase
 TestTier.settings = settings(
     max_examples=40,
