@@ -105,7 +105,10 @@ def test_long_one_at_the_head_is_not_overtaken(bench: Bench) -> None:
 
 def test_time_that_ends_in_the_queue_ends_the_request_and_makes_place(bench: Bench) -> None:
     first = bench.ask(500)
-    late, next_one = bench.ask(500, timeout_s=5.0), bench.ask(500)
+    bench.until(lambda: bench.requests.num_live == 1)
+    late = bench.ask(500, timeout_s=5.0)
+    bench.until(lambda: bench.requests.num_live == 2)
+    next_one = bench.ask(500)
     bench.until(lambda: bench.requests.num_live == 3)
     bench.advance(5.01)
     bench.until(lambda: late.end)
