@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from daemons.core.errors import ConfigError, TransferError, Unavailable
 from daemons.core.ids import Epoch, new_epoch
@@ -338,6 +340,17 @@ class TransferEngine:
 
     def wait(self, handle: Handle, timeout_s: float | None = None) -> None:
         handle.wait(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends the data port and all that is under way. Views of this process end with it."""

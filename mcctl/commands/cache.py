@@ -12,6 +12,7 @@ from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId, short
 from daemons.core.units import format_duration, format_size
 from daemons.protocol.block import BlockFilter, ListedBlock
+from daemons.protocol.node import ListNodesReply
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.prompt_blocks import LocatedBlock, Prompt, locate_prompt
@@ -71,6 +72,8 @@ def list_blocks(
     chosen = _filter(model, tenant, older_than, hash_prefix, node)
     with ClusterClient(settings.master, settings.wait_s) as client:
         blocks = list(client.blocks(chosen, limit))
+        if node is not None and not blocks:
+            check_node(node, client.nodes())
     columns = [
         Column("hash", lambda b: b.meta.hash.hex()),
         Column("model", lambda b: b.meta.model, extra=5),
@@ -233,6 +236,13 @@ def _confirm(client: ClusterClient, chosen: BlockFilter) -> None:
         raise Rejected("clear deletes blocks; say --yes where nobody can be asked")
     count = sum(1 for _ in client.blocks(chosen))
     typer.confirm(f"Delete {count} blocks?", abort=True, err=True)
+
+
+def check_node(node: str, known: ListNodesReply) -> None:
+    """An empty list may be the answer, or a node that nobody knows. Raises NotFound for that."""
+    names = sorted(listed.node.node for listed in known.nodes)
+    if node not in names:
+        raise NotFound(f"no node {node}; those in the cluster: {', '.join(names) or 'none'}")
 
 
 def _filter(

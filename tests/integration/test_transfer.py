@@ -450,6 +450,15 @@ def test_config_errors_say_which_address(
         TransferEngine(epoch=Epoch(1), transports=("pigeon",))
 
 
+def test_an_engine_closes_with_its_block(tmp_path: Path) -> None:
+    with TransferEngine(unix_dir=tmp_path) as engine:
+        region = engine.register(bytearray(4096), "read-write")
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()), "its socket is left"
+    with pytest.raises(TransferError):
+        engine.read(region, [Read.into(contiguous(0, 16), np.zeros(16, np.uint8))])
+
+
 def test_closing_a_second_time_does_nothing(tmp_path: Path) -> None:
     engine = TransferEngine(unix_dir=tmp_path)
     engine.close()

@@ -108,6 +108,8 @@ def test_cluster_is_used_and_leaves_nothing(
         {line["role"] for line in frame["nodes"]} >= {"prefill", "decode"} for frame in frames
     ] == [True] * 2
     nodes = answer(home, "node", "list")["nodes"]
+    unknown = mcctl(home, "cache", "list", "--node", "nobody")
+    assert (unknown.returncode, "no node nobody" in unknown.stderr) == (3, True)
     assert sorted(node["node"]["role"] for node in nodes) == [
         "cachenode",
         "decode",
