@@ -3,11 +3,12 @@ that was itself stopped expires nobody for it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from daemons.core.errors import Conflict, Exhausted, Unavailable
 from daemons.core.ids import Epoch, NodeId
+from daemons.protocol.block import Tier, TierUsage
 from daemons.protocol.node import InstanceLoad, NodeDescription, NodeState
 
 MAX_NODES = 4096
@@ -31,6 +32,9 @@ class Member:
     load: InstanceLoad | None = None
     used_bytes: int = 0
     capacity_bytes: int = 0
+    """Both of its DRAM."""
+    tiers: dict[Tier, TierUsage] = field(default_factory=dict)
+    """Those below, as it reported them last."""
     next_sequence: int | None = None
     """Of its reports; None: whatever comes starts a new count."""
     has_old_blocks: bool = False
@@ -88,6 +92,7 @@ class Membership:
             member.joined_s, member.last_chosen = earlier.joined_s, earlier.last_chosen
             member.load = earlier.load
             member.used_bytes, member.capacity_bytes = earlier.used_bytes, earlier.capacity_bytes
+            member.tiers = earlier.tiers
             member.has_old_blocks = earlier.state != "dead"
             member.replaced = earlier.replaced
         elif earlier is not None:

@@ -12,6 +12,7 @@ NodeId = NewType("NodeId", str)
 
 RequestId = NewType("RequestId", str)
 PutId = NewType("PutId", bytes)
+StageId = NewType("StageId", bytes)
 HostId = NewType("HostId", str)
 """Equal for two processes exactly when they may share memory: boot id + IPC and network namespaces."""
 
@@ -28,6 +29,10 @@ def new_request_id() -> RequestId:
 
 def new_put_id() -> PutId:
     return PutId(secrets.token_bytes(16))
+
+
+def new_stage_id() -> StageId:
+    return StageId(secrets.token_bytes(16))
 
 
 def new_epoch() -> Epoch:

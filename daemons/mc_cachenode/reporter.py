@@ -162,7 +162,7 @@ class Reporter:
                 log.info("announcing again num_blocks=%d", self._replicas.num_sealed)
                 self.announce()
                 return
-            self._free(reply.victims)
+            self._free([*reply.victims, *reply.unwanted])
             if self._announcing:
                 self._send()
             elif self._sealed or self._freed or self._refused_puts:

@@ -1,4 +1,4 @@
-"""Report, Match, Locate, BadReplica, ListBlocks, ClearBlocks, CacheStat.
+"""Report, Match, Locate, BadReplica, ListBlocks, ClearBlocks, FlushBlocks, CacheStat.
 
 Reports of one life of a node are numbered from 1. The first after a Join begins the count; a lower number than
 expected is a repeat and is passed over; number 1 (or 0) begins anew and voids what was known; a gap asks for an
@@ -11,9 +11,10 @@ from typing import assert_never
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import NotFound, Unavailable
-from daemons.core.ids import BlockHash, NodeId
+from daemons.core.ids import BlockHash
 from daemons.mc_master.checks import check_report
 from daemons.mc_master.clearing import Clearing
+from daemons.mc_master.flushing import flush
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
@@ -25,6 +26,7 @@ from daemons.protocol.block import (
     CacheStat,
     CacheStatReply,
     ClearBlocks,
+    FlushBlocks,
     FreeBlocks,
     ListBlocks,
     ListBlocksReply,
@@ -35,14 +37,19 @@ from daemons.protocol.block import (
     RemovalReason,
     Report,
     ReportReply,
+    Tier,
+    TierUsage,
 )
 from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
 from daemons.store import listing
+from daemons.store.replica_table import Place
 
 log = logging.getLogger(__name__)
 
-BlockRequest = Report | BadReplica | Match | Locate | ListBlocks | ClearBlocks | CacheStat
+BlockRequest = (
+    Report | BadReplica | Match | Locate | ListBlocks | ClearBlocks | FlushBlocks | CacheStat
+)
 MAX_VICTIMS = 4096
 MAX_LEASE_S = 3600.0
 MAX_PAGE = 10_000
@@ -72,6 +79,8 @@ class BlockHandlers:
                 call.reply(self._list(message))
             case ClearBlocks():
                 self._clearing.start(call, message)
+            case FlushBlocks():
+                call.reply(flush(self._state, message))
             case CacheStat():
                 call.reply(self._stat())
             case _:
@@ -87,8 +96,8 @@ class BlockHandlers:
 
     def sweep(self) -> None:
         """A bounded piece of cleaning up after nodes that are gone."""
-        for node, block_hash in self._state.directory.sweep(SWEEP_ROWS):
-            self._removed(node, block_hash, "node_left")
+        for place, block_hash in self._state.directory.sweep(SWEEP_ROWS):
+            self._removed(place, block_hash, "node_left")
 
     def close(self) -> None:
         self._clearing.close()
@@ -115,11 +124,20 @@ class BlockHandlers:
             self._void(member)
         if report.cleared:
             self._clearing.learn(report.cleared)
-        unwanted = self._record(report)
+        if report.tier != "dram":
+            self._state.directory.add_tier(report.node, report.tier)
+        unwanted = list(self._record(report))
         member.next_sequence = report.sequence + 1
+        if report.tier != "dram":
+            member.tiers[report.tier] = TierUsage(
+                num_blocks=self._state.directory.num_blocks_on(report.node, report.tier),
+                used_bytes=report.used_bytes,
+                capacity_bytes=report.capacity_bytes,
+            )
+            return ReportReply(unwanted=unwanted)
         member.used_bytes = report.used_bytes
         member.capacity_bytes = report.capacity_bytes
-        return ReportReply(victims=[*unwanted, *self._victims(member)])
+        return ReportReply(victims=self._victims(member), unwanted=unwanted)
 
     def _record(self, report: Report) -> set[BlockHash]:
         """A report is frees first, then seals: a block that is in both was sealed again.
@@ -128,35 +146,42 @@ class BlockHandlers:
         """
         state = self._state
         directory = state.directory
-        freed = directory.record_freed(report.node, report.freed)
-        bad = directory.record_freed(report.node, report.bad)
+        place = report.node, report.tier
+        freed = directory.record_freed(report.node, report.freed, tier=report.tier)
+        bad = directory.record_freed(report.node, report.bad, tier=report.tier)
         unwanted = self._clearing.cleared_since(report.node, report.sealed)
         wanted = [b for b in report.sealed if b.meta.hash not in unwanted]
-        sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s())
+        sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
         state.metrics.refused_blocks.inc(report.refused_puts)
         for block in sealed:
             state.out.publish(
-                BlockStored(incarnation=state.incarnation, meta=block.meta, node=report.node)
+                BlockStored(
+                    incarnation=state.incarnation,
+                    meta=block.meta,
+                    node=report.node,
+                    tier=report.tier,
+                )
             )
-        cleared = self._clearing.on_freed(report.node, [*report.freed, *report.bad])
+        cleared = self._clearing.on_freed(place, [*report.freed, *report.bad])
         for block_hash in freed:
-            self._removed(
-                report.node, block_hash, "cleared" if block_hash in cleared else "evicted"
-            )
+            self._removed(place, block_hash, "cleared" if block_hash in cleared else "evicted")
         for block_hash in bad:
-            self._removed(report.node, block_hash, "bad")
+            self._removed(place, block_hash, "bad")
         return unwanted
 
     def _void(self, member: Member) -> None:
         node = member.node
         member.has_old_blocks = False
         self._clearing.on_gone(node.node)
-        self._state.directory.add_node(node.node, node.host_id, node.segments[0].region)
+        self._state.directory.add_node(
+            node.node, node.host_id, node.segments[0].region, control=node.control
+        )
 
-    def _removed(self, node: NodeId, block_hash: BlockHash, why: RemovalReason) -> None:
+    def _removed(self, place: Place, block_hash: BlockHash, why: RemovalReason) -> None:
         state = self._state
+        node, tier = place
         match why:
             case "cleared":
                 state.num_cleared += 1
@@ -171,7 +196,9 @@ class BlockHandlers:
             case _:
                 assert_never(why)
         state.out.publish(
-            BlockRemoved(incarnation=state.incarnation, hash=block_hash, node=node, why=why)
+            BlockRemoved(
+                incarnation=state.incarnation, hash=block_hash, node=node, why=why, tier=tier
+            )
         )
 
     def _victims(self, member: Member) -> list[BlockHash]:
@@ -266,7 +293,22 @@ class BlockHandlers:
             num_evicted=state.num_evicted,
             num_cleared=state.num_cleared,
             blocks_by_model=totals.blocks_by_model,
+            tiers=_by_tier(nodes),
         )
+
+
+def _by_tier(nodes: Sequence[Member]) -> dict[Tier, TierUsage]:
+    """Those below DRAM, over all nodes."""
+    found: dict[Tier, TierUsage] = {}
+    for member in nodes:
+        for tier, usage in member.tiers.items():
+            known = found.get(tier)
+            found[tier] = TierUsage(
+                num_blocks=usage.num_blocks + (known.num_blocks if known else 0),
+                used_bytes=usage.used_bytes + (known.used_bytes if known else 0),
+                capacity_bytes=usage.capacity_bytes + (known.capacity_bytes if known else 0),
+            )
+    return found
 
 
 def _lease_s(lease_ms: int) -> float:

@@ -5,7 +5,7 @@ every cache node, which tell it to the next master.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from daemons.core.errors import Exhausted, Rejected
@@ -22,6 +22,7 @@ from daemons.protocol.block import (
 )
 from daemons.rpc import Call, Timer
 from daemons.store import listing
+from daemons.store.replica_table import Place
 from daemons.store.tombstones import TTL_S, Tombstones
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ _SKEW_S = 1.0
 @dataclass(slots=True)
 class _Clear:
     call: Call
-    lengths: dict[tuple[NodeId, BlockHash], int]
+    lengths: dict[tuple[Place, BlockHash], int]
     """Replicas that are still waited for, with their bytes."""
     left_by_hash: dict[BlockHash, int]
     """Replicas that are not known to be freed."""
@@ -60,14 +61,14 @@ class Clearing:
         state = self._state
         found = listing.select_replicas(state.directory, message.filter, now_s=state.now_s())
         clear = _Clear(call, {}, {})
-        for node, hashes in found.items():
+        for place, hashes in found.items():
             for block_hash in hashes:
-                length = state.directory.length_on(node, block_hash)
-                clear.lengths[node, block_hash] = length
+                length = state.directory.length_on(place, block_hash)
+                clear.lengths[place, block_hash] = length
                 clear.left_by_hash[block_hash] = clear.left_by_hash.get(block_hash, 0) + 1
         self._clears.append(clear)
         self._remember(message.filter)
-        for node, hashes in found.items():
+        for node, hashes in _by_node(found).items():
             if not self._tell(node, hashes):
                 self.on_gone(node)
         if not clear.lengths:
@@ -76,12 +77,12 @@ class Clearing:
         left_s = call.deadline_s - state.now_s() - ANSWER_EARLY_S
         clear.timer = state.loop.call_later(max(0.05, left_s), self._finish, clear)
 
-    def on_freed(self, node: NodeId, hashes: Sequence[BlockHash]) -> set[BlockHash]:
+    def on_freed(self, place: Place, hashes: Sequence[BlockHash]) -> set[BlockHash]:
         """Which of these a clear had asked for."""
         cleared: set[BlockHash] = set()
         for clear in list(self._clears):
             for block_hash in hashes:
-                length = clear.lengths.pop((node, block_hash), None)
+                length = clear.lengths.pop((place, block_hash), None)
                 if length is None:
                     continue
                 cleared.add(block_hash)
@@ -117,7 +118,7 @@ class Clearing:
             except Rejected:
                 log.warning("tombstone passed over filter=%r", each.filter)
                 continue
-            for node, hashes in found.items():
+            for node, hashes in _by_node(found).items():
                 self._tell(node, hashes)
 
     def cleared_since(self, node: NodeId, sealed: Sequence[SealedBlock]) -> set[BlockHash]:
@@ -133,7 +134,7 @@ class Clearing:
         Its blocks count as left. A node that only lost its connection may still hold them.
         """
         for clear in list(self._clears):
-            for key in [key for key in clear.lengths if key[0] == node]:
+            for key in [key for key in clear.lengths if key[0][0] == node]:
                 del clear.lengths[key]
             if not clear.lengths:
                 self._finish(clear)
@@ -155,7 +156,9 @@ class Clearing:
         """False when it cannot be reached."""
         member = self._state.membership.get(node)
         return member is not None and all(
-            self._state.out.notify(member, FreeBlocks(hashes=hashes[start : start + NOTICE_BLOCKS]))
+            self._state.out.notify(
+                member, FreeBlocks(hashes=hashes[start : start + NOTICE_BLOCKS], is_deletion=True)
+            )
             for start in range(0, len(hashes), NOTICE_BLOCKS)
         )
 
@@ -172,3 +175,11 @@ class Clearing:
                 cleared_bytes=clear.cleared_bytes,
             )
         )
+
+
+def _by_node(found: Mapping[Place, list[BlockHash]]) -> dict[NodeId, list[BlockHash]]:
+    """Each block once, in whatever tiers of the node it is."""
+    merged: dict[NodeId, dict[BlockHash, None]] = {}
+    for (node, _), hashes in found.items():
+        merged.setdefault(node, {}).update(dict.fromkeys(hashes))
+    return {node: list(hashes) for node, hashes in merged.items()}

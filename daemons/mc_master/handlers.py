@@ -12,11 +12,14 @@ from daemons.protocol.block import (
     BadReplica,
     CacheStat,
     ClearBlocks,
+    FlushBlocks,
     ListBlocks,
     Locate,
     Match,
     Put,
     Report,
+    Stage,
+    Unstage,
 )
 from daemons.protocol.node import Beat, Hello, Join, Leave, ListModels, ListNodes
 from daemons.protocol.request import (
@@ -55,11 +58,14 @@ class Handlers:
                 | BadReplica()
                 | ListBlocks()
                 | ClearBlocks()
+                | FlushBlocks()
                 | CacheStat()
             ):
                 self.blocks.handle(call, message)
             case (
                 Put()
+                | Stage()
+                | Unstage()
                 | Prefill()
                 | Pulled()
                 | Generate()

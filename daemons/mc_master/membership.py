@@ -108,7 +108,9 @@ class MembershipHandlers:
         if not node.segments:
             directory.drop_node(node.node)
         elif is_new or not directory.is_at(node.node, node.segments[0].region):
-            directory.add_node(node.node, node.host_id, node.segments[0].region)
+            directory.add_node(
+                node.node, node.host_id, node.segments[0].region, control=node.control
+            )
         directory.set_suspect(node.node, False)
 
     def _beat(self, call: Call, message: Beat) -> None:
@@ -139,6 +141,7 @@ class MembershipHandlers:
                 num_blocks=state.directory.num_blocks_on(member.node.node),
                 joined_s=now_s - member.joined_s,
                 last_beat_s=now_s - member.heard_s,
+                tiers=member.tiers,
             )
             for member in state.membership
         ]
@@ -172,6 +175,7 @@ class MembershipHandlers:
         for work in works:
             state.requests.fail(work.request_id, f"node {node} is gone ({why})")
         member.used_bytes = 0
+        member.tiers = {}
         state.grants.forget(node)
         self.on_gone(node)
         log.info(

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId
+from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId, StageId
 from daemons.protocol.base import Message, Record
 from daemons.protocol.segment import RegionGrant, RegionRef, Source
 
@@ -64,7 +64,9 @@ class BlockLocation(Record, frozen=True, kw_only=True):
     """xxh3-64 of the trailer, which itself holds a checksum per layer: what a reader verifies against."""
     num_layers: int
     tier: Tier = "dram"
+    """Below dram nothing lies at `offset`: Stage it at `control` first."""
     host_id: HostId = HostId("")
+    control: str = ""
 
 
 class Match(Message, frozen=True, kw_only=True):
@@ -133,9 +135,10 @@ class SealedBlock(Record, frozen=True, kw_only=True):
 
 
 class Report(Message, frozen=True, kw_only=True):
-    """Cache node to master, batched: what was sealed and freed since the last one. `used_bytes` of `capacity_bytes`.
+    """Cache node to master, batched: what was sealed and freed in a tier since the last one, and how full that is.
 
-    `sequence` grows by one per report in one (node epoch, incarnation); a gap makes the master ask for an announcement.
+    `sequence` grows by one per report in one (node epoch, incarnation), whatever the tier; a gap makes the master ask
+    for an announcement. What moves down is reported as sealed there before it is reported as freed above.
     """
 
     node: NodeId
@@ -150,25 +153,92 @@ class Report(Message, frozen=True, kw_only=True):
     """Freed as well, not listed there: the node found that their bytes are no longer what was sealed."""
     cleared: list[Tombstone] = msgspec.field(default_factory=list)
     """With the first report of an announcement: the clears this node remembers, for a master that is new."""
+    tier: Tier = "dram"
 
 
 class ReportReply(Message, frozen=True, kw_only=True):
-    """`victims`: blocks the node must free now, chosen by the master; `announce`: start again from nothing."""
+    """`victims`: blocks to free in DRAM now, chosen by the master; `announce`: start again from nothing."""
 
     victims: list[BlockHash] = msgspec.field(default_factory=list)
     announce: bool = False
+    unwanted: list[BlockHash] = msgspec.field(default_factory=list)
+    """Cleared while the node was away: to be deleted from all its tiers."""
 
 
 class FreeBlocks(Message, frozen=True, kw_only=True):
-    """Notice from the master to a cache node: free these and report them."""
+    """Notice from the master to a cache node: free these and report them.
+
+    Deleted from all tiers, or else evicted from DRAM, which may write them to a lower tier first.
+    """
 
     hashes: list[BlockHash]
+    is_deletion: bool = False
 
 
 class RememberClear(Message, frozen=True, kw_only=True):
     """Notice from the master to every cache node: this was cleared just now; log it, and tell later masters."""
 
     filter: BlockFilter
+
+
+class Stage(Message, frozen=True, kw_only=True):
+    """Reader to cache node: bring these into DRAM and hold them there until Unstage with this id, or for `hold_ms`.
+
+    The answer comes when all that can be are there, or shortly before the call's deadline with those that are.
+    """
+
+    stage_id: StageId
+    hashes: list[BlockHash]
+    hold_ms: int = 30_000
+
+
+class StageReply(Message, frozen=True, kw_only=True):
+    """Where each is now, in order; None: not here, or no room for it, `why` says so of one."""
+
+    locations: list[BlockLocation | None]
+    why: str = ""
+
+
+class Unstage(Message, frozen=True, kw_only=True):
+    """Reader to cache node: it has read what it had staged."""
+
+    stage_id: StageId
+
+
+class StageAhead(Message, frozen=True, kw_only=True):
+    """Notice from the master to a cache node: a planned request will read these; begin to bring them into DRAM."""
+
+    hashes: list[BlockHash]
+    hold_ms: int = 10_000
+
+
+class FlushBlocks(Message, frozen=True, kw_only=True):
+    """To the master: write what the filter matches to the tier `to`; with `evict` free it in DRAM once it is there.
+
+    Answered at once: nodes work on it while the same message, sent again, says what is left.
+    """
+
+    filter: BlockFilter
+    to: Tier = "ssd"
+    evict: bool = False
+
+
+class FlushBlocksReply(Message, frozen=True, kw_only=True):
+    """`num_done` of the blocks that match are in the tier and, with `evict`, no longer in DRAM."""
+
+    num_done: int
+    num_left: int
+    left_bytes: int
+    num_without: int = 0
+    """Of those left, on nodes without such a tier: they stay."""
+
+
+class WriteDown(Message, frozen=True, kw_only=True):
+    """Notice from the master to a cache node: write these to the tier `to`, then, with `evict`, free them in DRAM."""
+
+    hashes: list[BlockHash]
+    to: Tier = "ssd"
+    evict: bool = False
 
 
 class BadReplica(Message, frozen=True, kw_only=True):
@@ -195,6 +265,9 @@ class ListedBlock(Record, frozen=True, kw_only=True):
     idle_s: float
     is_leased: bool
     tier: Tier = "dram"
+    """Of the fastest replica."""
+    tiers: list[Tier] = msgspec.field(default_factory=list)
+    """Of each entry of `nodes`; a node with a block in two tiers is there twice."""
 
 
 class ListBlocksReply(Message, frozen=True, kw_only=True):
@@ -214,6 +287,14 @@ class ClearBlocksReply(Message, frozen=True, kw_only=True):
     cleared_bytes: int = 0
 
 
+class TierUsage(Record, frozen=True, kw_only=True):
+    """How full one tier is, of a node or of all."""
+
+    num_blocks: int
+    used_bytes: int
+    capacity_bytes: int
+
+
 class CacheStat(Message, frozen=True):
     """To the master: totals of the pool."""
 
@@ -231,6 +312,7 @@ class CacheStatReply(Message, frozen=True, kw_only=True):
     num_evicted: int
     num_cleared: int
     blocks_by_model: dict[str, int]
+    tiers: dict[Tier, TierUsage] = msgspec.field(default_factory=dict)
 
 
 class BlockStored(Message, frozen=True, kw_only=True):
@@ -249,3 +331,4 @@ class BlockRemoved(Message, frozen=True, kw_only=True):
     hash: BlockHash
     node: NodeId
     why: RemovalReason
+    tier: Tier = "dram"

@@ -14,6 +14,8 @@ from daemons.protocol.block import (
     CacheStatReply,
     ClearBlocks,
     ClearBlocksReply,
+    FlushBlocks,
+    FlushBlocksReply,
     FreeBlocks,
     ListBlocks,
     ListBlocksReply,
@@ -26,6 +28,11 @@ from daemons.protocol.block import (
     RememberClear,
     Report,
     ReportReply,
+    Stage,
+    StageAhead,
+    StageReply,
+    Unstage,
+    WriteDown,
 )
 from daemons.protocol.failure import Failure
 from daemons.protocol.node import (
@@ -75,12 +82,13 @@ MasterRequest = (
     | Locate
     | ListBlocks
     | ClearBlocks
+    | FlushBlocks
     | CacheStat
     | ListNodes
     | ListModels
     | ListRequests
 )
-CachenodeRequest = AnyServer | Put
+CachenodeRequest = AnyServer | Put | Stage | Unstage
 PrefillRequest = AnyServer | Prefill | Pulled | Cancel
 DecodeRequest = AnyServer | Generate | Cancel
 
@@ -96,17 +104,19 @@ Reply = (
     | LocateReply
     | ListBlocksReply
     | ClearBlocksReply
+    | FlushBlocksReply
     | CacheStatReply
     | ListNodesReply
     | ListModelsReply
     | ListRequestsReply
     | PutReply
+    | StageReply
     | DataProbeReply
     | GenerateReply
     | PrefillReply
 )
 Part = Tokens | PrefillStarted | LayersReady
-Notice = FreeBlocks | RememberClear | BadReplica
+Notice = FreeBlocks | RememberClear | BadReplica | StageAhead | WriteDown
 Event = BlockStored | BlockRemoved | NodeJoined | NodeLeft
 Incoming = Reply | Part | Notice
 """What a client can receive on its connection."""

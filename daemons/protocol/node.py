@@ -6,6 +6,7 @@ import msgspec
 
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.base import PROTOCOL_VERSION, Message, Record
+from daemons.protocol.block import Tier, TierUsage
 from daemons.protocol.segment import DataAddress, RegionRef
 
 Role = Literal["master", "cachenode", "prefill", "decode", "gateway"]
@@ -147,6 +148,8 @@ class ListedNode(Record, frozen=True, kw_only=True):
     joined_s: float
     """Seconds since it joined this master."""
     last_beat_s: float
+    tiers: dict[Tier, TierUsage] = msgspec.field(default_factory=dict)
+    """Below DRAM, of a cache node that has them."""
 
 
 class ListNodesReply(Message, frozen=True, kw_only=True):

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from daemons.core.errors import NotFound, ProtocolError
 from daemons.core.ids import BlockHash, HostId, NodeId
-from daemons.protocol.block import BlockLocation, SealedBlock
+from daemons.protocol.block import BlockLocation, SealedBlock, Tier
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import RegionRef
 from daemons.store.block_table import NO_ROW, BlockTable
 from daemons.store.eviction import POLICIES, EvictionCandidates, EvictionPolicy
 from daemons.store.lease import LeaseTable
-from daemons.store.replica_table import ReplicaTable, Slot
+from daemons.store.replica_table import RANKS, TIERS, Place, ReplicaTable, Slot
 
 RENAME_AFTER_S = 1.0
 """A victim that was named is not named again, nor offered to readers, before this has passed."""
@@ -41,26 +41,60 @@ class Directory:
         self.leases = LeaseTable()
         self.lookups = LookupCounts()
         self.policy = policy or POLICIES["lru"]
-        self.slot_by_node: dict[NodeId, int] = {}
+        self.slot_by_place: dict[Place, int] = {}
         self._num_dropped = 0
         """Slots that wait to be swept, so that nothing is scanned when there is none."""
         self._sweep_at = 0
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def add_node(self, node: NodeId, host_id: HostId, region: RegionRef) -> None:
-        """Start a life of this node with nothing; what was known of an earlier one is dropped."""
+    def add_node(
+        self, node: NodeId, host_id: HostId, region: RegionRef, *, control: str = ""
+    ) -> None:
+        """Start a life of this node with nothing; what was known of an earlier one is dropped, in all its tiers.
+
+        `control` is where readers ask it to stage what does not lie in the region.
+        """
         self.drop_node(node)
-        self.slot_by_node[node] = self.replicas.open_slot(Slot(node, host_id, region))
+        opened = Slot(node, host_id, region, control=control)
+        self.slot_by_place[node, "dram"] = self.replicas.open_slot(opened)
+
+    def add_tier(self, node: NodeId, tier: Tier) -> None:
+        """The node has this tier below its DRAM, too. Raises NotFound for one that lends nothing."""
+        if (node, tier) in self.slot_by_place:
+            return
+        dram = self._slot(self._number(node, "dram"))
+        opened = Slot(
+            node,
+            dram.host_id,
+            dram.region,
+            control=dram.control,
+            tier=tier,
+            is_suspect=dram.is_suspect,
+        )
+        self.slot_by_place[node, tier] = self.replicas.open_slot(opened)
+        dram.has_lower = True
+
+    def numbers_of(self, node: NodeId) -> list[int]:
+        """Its slots, the one in DRAM first."""
+        return [
+            number for tier in TIERS if (number := self.slot_by_place.get((node, tier))) is not None
+        ]
+
+    def has_tier(self, node: NodeId, tier: Tier) -> bool:
+        return (node, tier) in self.slot_by_place
 
     def is_at(self, node: NodeId, region: RegionRef) -> bool:
         """Whether this node is known with this segment."""
-        number = self.slot_by_node.get(node)
+        number = self.slot_by_place.get((node, "dram"))
         return number is not None and self._slot(number).region == region
 
     def drop_node(self, node: NodeId) -> int:
         """Forget the node and all it holds, O(1); how many replicas that were. Fine for an unknown one."""
-        number = self.slot_by_node.pop(node, None)
+        return sum(self._drop_place((node, tier)) for tier in TIERS)
+
+    def _drop_place(self, place: Place) -> int:
+        number = self.slot_by_place.pop(place, None)
         if number is None:
             return 0
         slot = self._slot(number)
@@ -73,34 +107,35 @@ class Directory:
 
     def set_suspect(self, node: NodeId, is_suspect: bool) -> None:
         """Readers prefer the replicas of others."""
-        number = self.slot_by_node.get(node)
-        if number is not None:
+        for number in self.numbers_of(node):
             self._slot(number).is_suspect = is_suspect
 
-    def num_blocks_on(self, node: NodeId) -> int:
-        number = self.slot_by_node.get(node)
+    def num_blocks_on(self, node: NodeId, tier: Tier = "dram") -> int:
+        number = self.slot_by_place.get((node, tier))
         return 0 if number is None else self._slot(number).num_replicas
 
-    def length_on(self, node: NodeId, block_hash: BlockHash) -> int:
-        """Bytes of this node's replica; 0 when it has none."""
-        number = self.slot_by_node.get(node)
+    def length_on(self, place: Place, block_hash: BlockHash) -> int:
+        """Bytes of the replica there; 0 when there is none."""
+        number = self.slot_by_place.get(place)
         replica = NO_ROW if number is None else self._replica_on(number, block_hash)
         return 0 if replica == NO_ROW else self.replicas.length[replica]
 
     # -- what nodes report ---------------------------------------------------------------------------------------
 
     def record_sealed(
-        self, node: NodeId, sealed: Sequence[SealedBlock], *, now_s: float
+        self, node: NodeId, sealed: Sequence[SealedBlock], *, now_s: float, tier: Tier = "dram"
     ) -> list[SealedBlock]:
-        """All or nothing: ProtocolError for a malformed record. Returns those that are new on this node."""
-        number = self._number(node)
+        """All or nothing: ProtocolError for a malformed record. Returns those that are new in this tier of the node."""
+        number = self._number(node, tier)
         for block in sealed:
             _check(block)
         return [block for block in sealed if self._record_one(number, block, now_s)]
 
-    def record_freed(self, node: NodeId, hashes: Iterable[BlockHash]) -> list[BlockHash]:
-        """Returns those that this node had."""
-        number = self._number(node)
+    def record_freed(
+        self, node: NodeId, hashes: Iterable[BlockHash], *, tier: Tier = "dram"
+    ) -> list[BlockHash]:
+        """Returns those that this tier of the node had."""
+        number = self._number(node, tier)
         return [block_hash for block_hash in hashes if self._free_one(number, block_hash)]
 
     # -- lookups -------------------------------------------------------------------------------------------------
@@ -162,7 +197,7 @@ class Directory:
         for block_hash in hashes:
             row = self.blocks.row_by_hash.get(block_hash)
             replicas = [] if row is None else self._live(row, now_s)
-            replicas.sort(key=lambda replica: self.replicas.slot_of(replica).is_suspect)
+            replicas.sort(key=self._preference)
             if replicas and row is not None and lease_s > 0:
                 self._touch_chain(row, now_s, now_s + lease_s)
                 num_hits += 1
@@ -194,11 +229,11 @@ class Directory:
     def victims(
         self, node: NodeId, num_bytes: int, *, now_s: float, max_blocks: int = 4096
     ) -> list[BlockHash]:
-        """Blocks the node should free to regain `num_bytes`: never leased ones, never one named just before.
+        """Blocks to free in the node's DRAM to regain `num_bytes`: never leased ones, nor those named just before.
 
         What is named counts as freed for RENAME_AFTER_S, so a node that reports often is not told twice.
         """
-        number = self.slot_by_node.get(node)
+        number = self.slot_by_place.get((node, "dram"))
         if number is None:
             return []
         slot = self._slot(number)
@@ -214,20 +249,20 @@ class Directory:
         slot.pending_until_s = now_s + RENAME_AFTER_S
         return [self.blocks.hash_of(self.replicas.block[row]) for row in rows]
 
-    def sweep(self, max_rows: int) -> list[tuple[NodeId, BlockHash]]:
+    def sweep(self, max_rows: int) -> list[tuple[Place, BlockHash]]:
         """Clean up to `max_rows` rows of dropped nodes; returns the replicas that are gone with them."""
         if self._num_dropped == 0:
             return []
         dropped = self._dropped_rows(max_rows)
         gone = []
         for row in dropped:
-            node = self.replicas.slot_of(row).node
+            place = self.replicas.slot_of(row).place
             block = self.replicas.block[row]
             block_hash = self.blocks.hash_of(block)
             self._unlink(block, row)
-            number = self.slot_by_node.get(node)
+            number = self.slot_by_place.get(place)
             if number is None or self._replica_on(number, block_hash) == NO_ROW:
-                gone.append((node, block_hash))
+                gone.append((place, block_hash))
         self._num_dropped = sum(
             slot is not None and slot.is_dropped for slot in self.replicas.slots
         )
@@ -260,8 +295,8 @@ class Directory:
                 assert slot.num_replicas == num_by_slot.get(number, 0)
                 assert slot.num_bytes == bytes_by_slot.get(number, 0)
         assert sum(self.blocks.num_by_kind) == len(self.blocks)
-        for node, number in self.slot_by_node.items():
-            assert self._slot(number).node == node
+        for place, number in self.slot_by_place.items():
+            assert self._slot(number).place == place
             assert not self._slot(number).is_dropped
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -271,11 +306,16 @@ class Directory:
         assert slot is not None, "a slot in use is open"
         return slot
 
-    def _number(self, node: NodeId) -> int:
-        number = self.slot_by_node.get(node)
+    def _number(self, node: NodeId, tier: Tier) -> int:
+        number = self.slot_by_place.get((node, tier))
         if number is None:
-            raise NotFound(f"node {node} lends no segment to this pool; join first")
+            raise NotFound(f"node {node} lends no {tier} to this pool; join first")
         return number
+
+    def _preference(self, replica: int) -> tuple[bool, int]:
+        """Lowest first."""
+        slot = self.replicas.slot_of(replica)
+        return slot.is_suspect, TIERS.index(slot.tier)
 
     def _record_one(self, number: int, sealed: SealedBlock, now_s: float) -> bool:
         row = self.blocks.row_by_hash.get(sealed.meta.hash)
@@ -327,26 +367,27 @@ class Directory:
         return chain
 
     def _live(self, row: int, now_s: float) -> list[int]:
+        slot_of, named_until_s = self.replicas.slot_of, self.replicas.named_until_s
         return [
             replica
             for replica in self._chain(row)
-            if not self.replicas.slot_of(replica).is_dropped
-            and self.replicas.named_until_s[replica] <= now_s
+            if not slot_of(replica).is_dropped
+            and (named_until_s[replica] <= now_s or slot_of(replica).has_lower)
         ]
 
     def _pick(self, row: int, now_s: float, near: HostId | None) -> int:
         """The best replica to read, NO_ROW when none can be; written flat, for every lookup runs it per block."""
         replicas = self.replicas
-        best, best_rank = NO_ROW, -1
+        best, best_rank = NO_ROW, -RANKS - 1
         replica = self.blocks.head[row]
         while replica != NO_ROW:
             slot = replicas.slots[replicas.slot[replica]]
             if (
                 slot is not None
                 and not slot.is_dropped
-                and replicas.named_until_s[replica] <= now_s
+                and (replicas.named_until_s[replica] <= now_s or slot.has_lower)
             ):
-                rank = (0 if slot.is_suspect else 2) + (slot.host_id == near)
+                rank = (slot.host_id == near) + slot.rank - (RANKS if slot.is_suspect else 0)
                 if rank > best_rank:
                     best, best_rank = replica, rank
             replica = replicas.next[replica]
@@ -395,7 +436,9 @@ class Directory:
                 version=version[row],
                 seal_checksum=checksum[row],
                 num_layers=num_layers[row],
+                tier=slot.tier,
                 host_id=slot.host_id,
+                control=slot.control if slot.tier != "dram" else "",
             )
             locations.append(location)
         return locations

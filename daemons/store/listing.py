@@ -11,6 +11,7 @@ from daemons.protocol.block import BlockFilter, ListedBlock
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.block_table import NO_ROW
 from daemons.store.directory import Directory
+from daemons.store.replica_table import TIERS, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +48,20 @@ def list_blocks(
 
 def select_replicas(
     directory: Directory, wanted: BlockFilter, *, now_s: float
-) -> dict[NodeId, list[BlockHash]]:
-    """What each node holds of the blocks that match; with `wanted.node`, on that node only."""
+) -> dict[Place, list[BlockHash]]:
+    """What each tier of each node holds of the blocks that match; with `wanted.node`, on that node only."""
     rows = np.zeros(len(directory.blocks.kind), bool)
     rows[_matching_rows(directory, wanted, now_s)] = True
-    found: dict[NodeId, list[BlockHash]] = {}
-    for node, number in directory.slot_by_node.items():
-        if wanted.node is not None and node != wanted.node:
+    found: dict[Place, list[BlockHash]] = {}
+    for place, number in directory.slot_by_place.items():
+        if wanted.node not in (None, place[0]):
             continue
         held = np.flatnonzero(directory.replicas.slot_column() == number)
         if len(held):
             blocks = np.frombuffer(directory.replicas.block, np.int32)[held]
             chosen: list[int] = blocks[rows[blocks]].tolist()
             if chosen:
-                found[node] = [directory.blocks.hash_of(row) for row in chosen]
+                found[place] = [directory.blocks.hash_of(row) for row in chosen]
     return found
 
 
@@ -91,7 +92,7 @@ def _live_rows(directory: Directory, node: NodeId | None = None) -> NDArray[np.i
     if node is None:
         is_live = (slots != NO_ROW) & ~directory.replicas.is_dropped_by_slot()[np.maximum(slots, 0)]
     else:
-        is_live = slots == directory.slot_by_node.get(node, len(directory.replicas.slots))
+        is_live = np.isin(slots, directory.numbers_of(node))
     has_live = np.zeros(len(directory.blocks.kind), bool)
     has_live[np.frombuffer(directory.replicas.block, np.int32)[is_live]] = True
     return np.flatnonzero(has_live)
@@ -155,9 +156,13 @@ def _listed(directory: Directory, row: int, now_s: float) -> ListedBlock:
         if not replicas.slot_of(replica).is_dropped:
             live.append(replica)
         replica = replicas.next[replica]
+    live.sort(key=lambda replica: TIERS.index(replicas.slot_of(replica).tier))
+    tiers = [replicas.slot_of(replica).tier for replica in live]
     return ListedBlock(
         meta=directory.blocks.meta_of(row),
         nodes=[replicas.slot_of(replica).node for replica in live],
+        tier=tiers[0] if tiers else "dram",
+        tiers=tiers,
         length=replicas.length[live[0]] if live else 0,
         age_s=now_s - directory.blocks.created_s[row],
         idle_s=now_s - directory.leases.used_s[row],

@@ -1,34 +1,55 @@
 """The directory's columns of replicas: where each copy is. The copies of one block are a linked list of rows.
 
-A node's life in the directory is a slot. Dropping a node marks its slot, O(1); its rows are cleaned later, bit by
-bit, and the slot number is used again only when none is left.
+A tier of one life of a node is a slot. Dropping a node marks its slots, O(1); its rows are cleaned later, bit by bit,
+and a slot's number is used again only when none is left.
 """
 
 from array import array
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daemons.core.ids import HostId, NodeId
-from daemons.protocol.block import SealedBlock
+from daemons.protocol.block import SealedBlock, Tier
 from daemons.protocol.segment import RegionRef
 from daemons.store.block_table import GROW_ROWS, NO_ROW
+
+Place = tuple[NodeId, Tier]
+TIERS: Final[tuple[Tier, ...]] = ("device", "dram", "ssd", "object")
+"""The faster first."""
+
+RANKS: Final = 2 * len(TIERS)
+"""A replica of a suspect node comes after all others."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """One life of one node. `pending_bytes` were named as victims and not freed yet, until `pending_until_s`."""
+    """`pending_bytes` were named as victims and not freed yet, until `pending_until_s`."""
 
     node: NodeId
     host_id: HostId
     region: RegionRef
+    control: str = ""
+    tier: Tier = "dram"
     is_dropped: bool = False
     is_suspect: bool = False
+    has_lower: bool = False
+    """Victims are written to a lower tier first, and can be read meanwhile."""
     num_replicas: int = 0
     num_bytes: int = 0
     pending_bytes: int = 0
     pending_until_s: float = 0.0
+    rank: int = 0
+    """Of its tier, higher is better; leaves room for one point more."""
+
+    def __post_init__(self) -> None:
+        self.rank = RANKS - 2 * TIERS.index(self.tier)
+
+    @property
+    def place(self) -> Place:
+        return self.node, self.tier
 
 
 class ReplicaTable:

@@ -13,6 +13,7 @@ from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import RENAME_AFTER_S, Directory
 from daemons.store.listing import list_blocks, select_replicas, total
+from daemons.store.replica_table import Place
 
 NAMESPACE = b"n" * 16
 LENGTH = 100
@@ -65,17 +66,18 @@ CHAINS = [chain(seed) for seed in range(4)]
 ALL = [block for made in CHAINS for block in sealed(made)]
 BLOCK_BY_HASH = {block.meta.hash: block for block in ALL}
 nodes = st.sampled_from([N0, N1, N2])
+places = st.sampled_from([(N0, "dram"), (N0, "ssd"), (N1, "dram"), (N2, "dram"), (N2, "ssd")])
 chains = st.sampled_from(CHAINS)
 lengths = st.integers(1, 6)
 
 
 class DirectoryMachine(RuleBasedStateMachine):
-    """Model: node -> set of hashes, leases and uses by hash."""
+    """Model: place -> set of hashes, leases and uses by hash."""
 
     def __init__(self) -> None:
         super().__init__()
         self.real = Directory()
-        self.held: dict[NodeId, set[BlockHash]] = {}
+        self.held: dict[Place, set[BlockHash]] = {}
         self.leased_until_s: dict[BlockHash, float] = {}
         self.named_until_s: dict[tuple[NodeId, BlockHash], float] = {}
         self.now_s = 0.0
@@ -88,32 +90,45 @@ class DirectoryMachine(RuleBasedStateMachine):
     def join(self, node: NodeId) -> None:
         self.real.add_node(node, HOSTS[node], region(HOSTS[node]))
         self._forget(node)
-        self.held[node] = set()
+        self.held[node, "dram"] = set()
 
     @rule(node=nodes)
     def drop(self, node: NodeId) -> None:
-        assert self.real.drop_node(node) == len(self.held.get(node, ()))
+        num_held = sum(len(held) for (at, _), held in self.held.items() if at == node)
+        assert self.real.drop_node(node) == num_held
         self._forget(node)
 
-    @rule(node=nodes, hashes=chains, start=st.integers(0, 5), count=lengths)
-    def seal(self, node: NodeId, hashes: list[BlockHash], start: int, count: int) -> None:
-        blocks = [BLOCK_BY_HASH[h] for h in hashes[start : start + count]]
-        if node not in self.held:
+    @rule(node=st.sampled_from([N0, N2]))
+    def add_ssd(self, node: NodeId) -> None:
+        if (node, "dram") in self.held:
+            self.real.add_tier(node, "ssd")
+            self.held.setdefault((node, "ssd"), set())
+        else:
             with pytest.raises(NotFound):
-                self.real.record_sealed(node, blocks, now_s=self.now_s)
-            return
-        new = self.real.record_sealed(node, blocks, now_s=self.now_s)
-        assert {b.meta.hash for b in new} == {b.meta.hash for b in blocks} - self.held[node]
-        for block in blocks:
-            self.held[node].add(block.meta.hash)
-            self.named_until_s.pop((node, block.meta.hash), None)
+                self.real.add_tier(node, "ssd")
 
-    @rule(node=nodes, hashes=chains, count=lengths)
-    def free(self, node: NodeId, hashes: list[BlockHash], count: int) -> None:
-        if node in self.held:
-            freed = self.real.record_freed(node, hashes[-count:])
-            assert set(freed) == self.held[node] & set(hashes[-count:])
-            self._free(node, freed)
+    @rule(place=places, hashes=chains, start=st.integers(0, 5), count=lengths)
+    def seal(self, place: Place, hashes: list[BlockHash], start: int, count: int) -> None:
+        node, tier = place
+        blocks = [BLOCK_BY_HASH[h] for h in hashes[start : start + count]]
+        if place not in self.held:
+            with pytest.raises(NotFound):
+                self.real.record_sealed(node, blocks, now_s=self.now_s, tier=tier)
+            return
+        new = self.real.record_sealed(node, blocks, now_s=self.now_s, tier=tier)
+        assert {b.meta.hash for b in new} == {b.meta.hash for b in blocks} - self.held[place]
+        for block in blocks:
+            self.held[place].add(block.meta.hash)
+            if tier == "dram":
+                self.named_until_s.pop((node, block.meta.hash), None)
+
+    @rule(place=places, hashes=chains, count=lengths)
+    def free(self, place: Place, hashes: list[BlockHash], count: int) -> None:
+        node, tier = place
+        if place in self.held:
+            freed = self.real.record_freed(node, hashes[-count:], tier=tier)
+            assert set(freed) == self.held[place] & set(hashes[-count:])
+            self._free(place, freed)
 
     @rule(hashes=chains, count=lengths, lease_s=st.sampled_from([0.0, 1.0, 5.0]))
     def match(self, hashes: list[BlockHash], count: int, lease_s: float) -> None:
@@ -127,14 +142,20 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert [location.hash for location in found] == expected
         for location in found:
             readable = self._readable(location.hash)
-            assert location.node in readable
-            assert location.host_id == H1 or not any(HOSTS[node] == H1 for node in readable)
+            assert (location.node, location.tier) in readable
+            assert (location.control == "") == (location.tier == "dram")
+            if any(tier == "dram" for _, tier in readable):
+                readable = [place for place in readable if place[1] == "dram"]
+                assert location.tier == "dram"
+            assert location.host_id == H1 or not any(HOSTS[node] == H1 for node, _ in readable)
         self._lease(expected, lease_s)
 
     @rule(hashes=chains, index=st.integers(0, 5), lease_s=st.sampled_from([0.0, 3.0]))
     def locate(self, hashes: list[BlockHash], index: int, lease_s: float) -> None:
         (found,) = self.real.locate([hashes[index]], now_s=self.now_s, lease_s=lease_s)
-        assert {location.node for location in found} == set(self._readable(hashes[index]))
+        places = [(location.node, location.tier) for location in found]
+        assert set(places) == set(self._readable(hashes[index]))
+        assert [tier for _, tier in places] == sorted(tier for _, tier in places)
         if found:
             self._lease([hashes[index]], lease_s)
 
@@ -144,15 +165,15 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert len(set(named)) == len(named)
         assert len(named) <= -(-num_bytes // LENGTH)
         for block_hash in named:
-            assert block_hash in self.held[node]
+            assert block_hash in self.held[node, "dram"]
             assert self.leased_until_s.get(block_hash, 0) <= self.now_s
             assert self.named_until_s.get((node, block_hash), 0) <= self.now_s
             self.named_until_s[node, block_hash] = self.now_s + RENAME_AFTER_S
 
     @rule(count=st.integers(1, 20))
     def sweep(self, count: int) -> None:
-        for node, block_hash in self.real.sweep(count):
-            assert block_hash not in self.held.get(node, set())
+        for place, block_hash in self.real.sweep(count):
+            assert block_hash not in self.held.get(place, set())
 
     @rule(seconds=st.sampled_from([0.01, 0.7, 2.0, 6.0]))
     def wait(self, seconds: float) -> None:
@@ -172,20 +193,26 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert [block.meta.hash for block in listed] == sorted(everything)
         assert not has_more
         for block in listed:
-            assert set(block.nodes) == {
-                n for n, held in self.held.items() if block.meta.hash in held
+            assert set(zip(block.nodes, block.tiers, strict=True)) == {
+                place for place, held in self.held.items() if block.meta.hash in held
             }
+            assert block.tier == min(block.tiers)
             assert block.meta == BLOCK_BY_HASH[block.meta.hash].meta
         selected = select_replicas(self.real, BlockFilter(), now_s=self.now_s)
-        assert {node: set(held) for node, held in selected.items()} == {
-            node: held for node, held in self.held.items() if held
+        assert {place: set(held) for place, held in selected.items()} == {
+            place: held for place, held in self.held.items() if held
         }
 
-    def _readable(self, block_hash: BlockHash) -> list[NodeId]:
+    def _readable(self, block_hash: BlockHash) -> list[Place]:
+        """A victim is hidden, but where it is written to an SSD first."""
         return [
-            node
-            for node, held in self.held.items()
-            if block_hash in held and self.named_until_s.get((node, block_hash), 0) <= self.now_s
+            (node, tier)
+            for (node, tier), held in self.held.items()
+            if block_hash in held
+            and (
+                (node, "ssd") in self.held
+                or self.named_until_s.get((node, block_hash), 0) <= self.now_s
+            )
         ]
 
     def _lease(self, hashes: list[BlockHash], lease_s: float) -> None:
@@ -195,14 +222,15 @@ class DirectoryMachine(RuleBasedStateMachine):
                 self.leased_until_s.get(block_hash, 0), until_s if lease_s else 0
             )
 
-    def _free(self, node: NodeId, freed: list[BlockHash]) -> None:
-        self.held[node] -= set(freed)
-        for block_hash in freed:
-            self.named_until_s.pop((node, block_hash), None)
+    def _free(self, place: Place, freed: list[BlockHash]) -> None:
+        self.held[place] -= set(freed)
+        for block_hash in freed if place[1] == "dram" else ():
+            self.named_until_s.pop((place[0], block_hash), None)
 
     def _forget(self, node: NodeId) -> None:
-        self._free(node, list(self.held.get(node, ()))) if node in self.held else None
-        self.held.pop(node, None)
+        for place in [place for place in self.held if place[0] == node]:
+            self._free(place, list(self.held[place]))
+            del self.held[place]
 
 
 TestDirectoryMachine = DirectoryMachine.TestCase
