@@ -24,7 +24,7 @@ from daemons.protocol.block import (
     Locate,
     LocateReply,
 )
-from daemons.protocol.messages import Event
+from daemons.protocol.event import ReadEvents, ReadEventsReply
 from daemons.protocol.node import (
     ListModels,
     ListModelsReply,
@@ -33,7 +33,7 @@ from daemons.protocol.node import (
     ModelDescription,
 )
 from daemons.protocol.request import ListedRequest, ListRequests, ListRequestsReply
-from daemons.rpc import Subscriber, SyncClient
+from daemons.rpc import SyncClient
 
 PAGE_BLOCKS = 1000
 
@@ -86,6 +86,10 @@ class ClusterClient:
         """The most recent plans, newest first."""
         return self._ask(ListRequests(limit=limit), ListRequestsReply).requests
 
+    def read_events(self, wanted: ReadEvents) -> ReadEventsReply:
+        """One page of the recent past."""
+        return self._ask(wanted, ReadEventsReply)
+
     def close(self) -> None:
         self._client.close()
 
@@ -109,19 +113,3 @@ class ClusterClient:
                 f"{self.master} answered {type(message).__name__} with {type(reply).__name__}; is it mc-master?"
             )
         return reply
-
-
-def watch_events(
-    endpoint: str, topics: tuple[str, ...], poll_s: float
-) -> Iterator[tuple[int, Event] | None]:
-    """(sequence, event) as they come, None whenever none came for `poll_s`; ends when the caller stops asking."""
-    subscriber = Subscriber(endpoint, topics)
-    try:
-        while True:
-            yield from subscriber.events(poll_s)
-            yield None
-    finally:
-        subscriber.close()
-
-
-__all__ = ["ClusterClient", "Event", "watch_events"]

@@ -9,6 +9,7 @@ from daemons.conductor.request_log import RequestLog
 from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
 from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.handlers import Handlers
 from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
@@ -45,12 +46,14 @@ class MasterApp:
         # Taken last: a start that fails because the address is in use is not a life.
         incarnation = next_incarnation(self._state_dir)
         metrics.incarnation.set(incarnation)
+        events = EventLog(self._publisher.publish, self.loop.clock, limit=config.node.event_history)
         self.state = MasterState(
             config=config,
             incarnation=incarnation,
             description=self._describe(config),
             loop=self.loop,
-            out=Outlets(self._publisher.publish, self._notify, self._step_down),
+            out=Outlets(events.publish, self._notify, self._step_down),
+            events=events,
             metrics=metrics,
             membership=Membership(config.membership.suspect_beats, config.membership.dead_beats),
             directory=Directory(),

@@ -21,6 +21,7 @@ from daemons.protocol.block import (
     Stage,
     Unstage,
 )
+from daemons.protocol.event import ReadEvents
 from daemons.protocol.node import Beat, Hello, Join, Leave, ListModels, ListNodes
 from daemons.protocol.request import (
     Cancel,
@@ -62,6 +63,8 @@ class Handlers:
                 | CacheStat()
             ):
                 self.blocks.handle(call, message)
+            case ReadEvents():
+                call.reply(self._state.events.read(message, self._state.incarnation))
             case (
                 Put()
                 | Stage()

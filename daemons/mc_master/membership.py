@@ -100,7 +100,9 @@ class MembershipHandlers:
         call.reply(JoinReply(incarnation=state.incarnation, beat_interval_ms=interval_ms))
         if is_new:
             log.info("node joined node=%s role=%s at=%s", node.node, node.role, node.control)
-            state.out.publish(NodeJoined(node=node.node, role=node.role))
+            state.out.publish(
+                NodeJoined(node=node.node, role=node.role, incarnation=state.incarnation)
+            )
 
     def _open_slot(self, node: NodeDescription, *, is_new: bool) -> None:
         """A joining node announces from nothing. One that only joins again keeps its blocks until it begins to."""
@@ -181,4 +183,6 @@ class MembershipHandlers:
         log.info(
             "node gone node=%s why=%r replicas=%d requests=%d", node, why, num_replicas, len(works)
         )
-        state.out.publish(NodeLeft(node=node, role=member.node.role, why=why))
+        state.out.publish(
+            NodeLeft(node=node, role=member.node.role, why=why, incarnation=state.incarnation)
+        )

@@ -9,6 +9,7 @@ from daemons.conductor.request_log import RequestLog
 from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
 from daemons.core.ids import Incarnation
+from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.metrics import MasterMetrics
 from daemons.protocol.base import Message
@@ -34,6 +35,7 @@ class MasterState:
     description: NodeDescription
     loop: Loop
     out: Outlets
+    events: EventLog
     metrics: MasterMetrics
     membership: Membership
     directory: Directory

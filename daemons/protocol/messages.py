@@ -8,8 +8,6 @@ import msgspec
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
     BadReplica,
-    BlockRemoved,
-    BlockStored,
     CacheStat,
     CacheStatReply,
     ClearBlocks,
@@ -34,6 +32,7 @@ from daemons.protocol.block import (
     Unstage,
     WriteDown,
 )
+from daemons.protocol.event import Event, ReadEvents, ReadEventsReply
 from daemons.protocol.failure import Failure
 from daemons.protocol.node import (
     Beat,
@@ -46,8 +45,6 @@ from daemons.protocol.node import (
     ListModelsReply,
     ListNodes,
     ListNodesReply,
-    NodeJoined,
-    NodeLeft,
 )
 from daemons.protocol.request import (
     Cancel,
@@ -87,6 +84,7 @@ MasterRequest = (
     | ListNodes
     | ListModels
     | ListRequests
+    | ReadEvents
 )
 CachenodeRequest = AnyServer | Put | Stage | Unstage
 PrefillRequest = AnyServer | Prefill | Pulled | Cancel
@@ -109,6 +107,7 @@ Reply = (
     | ListNodesReply
     | ListModelsReply
     | ListRequestsReply
+    | ReadEventsReply
     | PutReply
     | StageReply
     | DataProbeReply
@@ -117,7 +116,6 @@ Reply = (
 )
 Part = Tokens | PrefillStarted | LayersReady
 Notice = FreeBlocks | RememberClear | BadReplica | StageAhead | WriteDown
-Event = BlockStored | BlockRemoved | NodeJoined | NodeLeft
 Incoming = Reply | Part | Notice
 """What a client can receive on its connection."""
 

@@ -173,6 +173,7 @@ class NodeJoined(Message, frozen=True, kw_only=True):
 
     node: NodeId
     role: Role
+    incarnation: Incarnation = Incarnation(0)
 
 
 class NodeLeft(Message, frozen=True, kw_only=True):
@@ -181,3 +182,4 @@ class NodeLeft(Message, frozen=True, kw_only=True):
     node: NodeId
     role: Role
     why: str
+    incarnation: Incarnation = Incarnation(0)

@@ -1,7 +1,7 @@
 """How processes talk: one loop per thread, servers, channels, events. ZeroMQ lives here and nowhere else."""
 
 from daemons.rpc.client import Channel, Pending
-from daemons.rpc.events import Publisher, Subscriber
+from daemons.rpc.events import Published, Publisher, Subscriber, event_or_none
 from daemons.rpc.loop import Loop, Timer
 from daemons.rpc.server import Call, Server
 from daemons.rpc.sync_client import SyncClient
@@ -11,9 +11,11 @@ __all__ = [
     "Channel",
     "Loop",
     "Pending",
+    "Published",
     "Publisher",
     "Server",
     "Subscriber",
     "SyncClient",
     "Timer",
+    "event_or_none",
 ]

@@ -1,13 +1,18 @@
-"""Events over PUB/SUB: [topic][u64 sequence][payload]. A reader sees from the sequence what it missed."""
+"""Events over PUB/SUB: [topic][u64 sequence][payload][u64 sequence of the event of this topic before].
+
+A reader of all topics sees from the first number what it missed, a reader of one topic from the second.
+"""
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import zmq
 
 from daemons.core.errors import ConfigError
 from daemons.protocol.base import MALFORMED, Message
-from daemons.protocol.messages import Event, decode_event, encode
+from daemons.protocol.event import Event
+from daemons.protocol.messages import decode_event, encode
 from daemons.rpc.loop import Loop
 
 MAX_TOPICS = 1024
@@ -20,6 +25,7 @@ class Publisher:
     def __init__(self, loop: Loop, bind: str) -> None:
         self.sequence = 0
         self._loop = loop
+        self._last_by_type: dict[type[Message], int] = {}
         self._topics: set[bytes] = set()
         """What is subscribed to; while nothing is, an event costs only its number."""
         self._socket = loop.context.socket(zmq.XPUB)
@@ -35,12 +41,16 @@ class Publisher:
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         loop.add_reader(self._socket, self._on_readable)
 
-    def publish(self, event: Message) -> None:
+    def publish(self, event: Message) -> int:
+        """Its number."""
         self.sequence += 1
-        if not self._topics:
-            return
-        topic = type(event).__name__.lower().encode()
-        self._socket.send_multipart([topic, _SEQUENCE.pack(self.sequence), encode(event)])
+        previous = self._last_by_type.get(type(event), 0)
+        self._last_by_type[type(event)] = self.sequence
+        if self._topics:
+            topic = type(event).__name__.lower().encode()
+            numbers = _SEQUENCE.pack(self.sequence), _SEQUENCE.pack(previous)
+            self._socket.send_multipart([topic, numbers[0], encode(event), numbers[1]])
+        return self.sequence
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket)
@@ -59,6 +69,15 @@ class Publisher:
                 self._topics.discard(message[1:])
 
 
+class Published(NamedTuple):
+    """`event` is None for one that this release does not know."""
+
+    sequence: int
+    event: Event | None
+    previous: int
+    """Number of the event of this topic before; 0 for none."""
+
+
 class Subscriber:
     """A blocking reader for tools; `topics` are lower-case event names, empty for all."""
 
@@ -70,15 +89,24 @@ class Subscriber:
             self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
         self._socket.connect(endpoint)
 
-    def events(self, timeout_s: float) -> Iterator[tuple[int, Event]]:
-        """(sequence, event) until none came for `timeout_s`. Malformed ones are passed over."""
+    def events(self, timeout_s: float) -> Iterator[Published]:
+        """Until none came for `timeout_s`. What carries no number is passed over."""
         while self._socket.poll(int(timeout_s * 1000)):
             frames = self._socket.recv_multipart()
             try:
-                yield _SEQUENCE.unpack(frames[1])[0], decode_event(frames[2])
-            except (struct.error, IndexError, *MALFORMED):
+                (sequence,) = _SEQUENCE.unpack(frames[1])
+                (previous,) = _SEQUENCE.unpack(frames[3])
+                yield Published(sequence, event_or_none(frames[2]), previous)
+            except (struct.error, IndexError):
                 continue
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+
+
+def event_or_none(payload: bytes) -> Event | None:
+    try:
+        return decode_event(payload)
+    except MALFORMED:
+        return None

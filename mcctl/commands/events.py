@@ -1,18 +1,21 @@
-"""mcctl events: what the master publishes, as it happens."""
+"""mcctl events: what the master publishes, as it happens, and the recent past of it."""
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
-from daemons.client.cluster import ClusterClient, Event, watch_events
+from daemons.client.cluster import ClusterClient
+from daemons.client.event_feed import EventFeed, Item, Resync, SeenEvent
 from daemons.config.forms import is_endpoint
 from daemons.core.ids import short
 from daemons.protocol.block import BlockRemoved, BlockStored
+from daemons.protocol.event import Event
 from daemons.protocol.node import NodeJoined, NodeLeft
 from mcctl import render
 from mcctl.commands import new_app
-from mcctl.settings import settings_of
+from mcctl.settings import Output, settings_of
 
 app = new_app()
 
@@ -30,8 +33,18 @@ def events(
     context: typer.Context,
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="stored, removed, joined or left; may be repeated; all otherwise."),
+        typer.Option(help=f"{', '.join(TOPICS)}; may be repeated; all otherwise."),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[INCARNATION:]SEQ", help="From this number on, as far as the master keeps it."
+        ),
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=0, help="The last so many.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on after --since or --last.")
+    ] = False,
     seconds: Annotated[
         float | None, typer.Option("--for", min=0, help="End after so many seconds.")
     ] = None,
@@ -42,8 +55,10 @@ def events(
 ) -> None:
     """Follow blocks and nodes as they come and go, until Ctrl-C. With --output json, one object per line.
 
+    With --since or --last: what the master still keeps of the past, and then the end unless --follow.
+
     \b
-    Example: mcctl events --topic joined --topic left
+    Example: mcctl events --last 20 --follow --topic joined --topic left
     """
     settings = settings_of(context)
     unknown = set(topic or ()) - set(TOPICS)
@@ -53,29 +68,70 @@ def events(
         raise typer.BadParameter(
             f"--events {source}: write tcp://HOST:PORT, the master's node.events"
         )
+    if since is not None and last is not None:
+        raise typer.BadParameter("--since and --last exclude each other")
+    begin = None if since is None else _numbers(since)
     topics = tuple(TOPICS[name] for name in topic or ())
-    if source is None:  # a subscription is silent where nobody publishes
-        with ClusterClient(settings.master, settings.wait_s) as client:
-            client.nodes()
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        feed = EventFeed(client, source or settings.events, topics)
+        try:
+            if begin is not None:
+                _show(feed.since(*begin), settings.output)
+            elif last is not None:
+                _show(feed.latest(last), settings.output)
+            if follow or (begin is None and last is None):
+                _follow(feed, settings.output, seconds)
+        finally:
+            feed.close()
+
+
+def _numbers(since: str) -> tuple[int, int | None]:
+    incarnation, _, sequence = since.rpartition(":")
+    if not sequence.isdecimal() or not (incarnation or "0").isdecimal():
+        raise typer.BadParameter(
+            f"--since {since}: write a number of an event, or INCARNATION:NUMBER, as `mcctl events` shows them"
+        )
+    return int(sequence), int(incarnation) if incarnation else None
+
+
+def _show(items: Iterator[Item], output: Output) -> None:
+    for item in items:
+        _emit(item, output)
+
+
+def _follow(feed: EventFeed, output: Output, seconds: float | None) -> None:
     ends_s = None if seconds is None else time.monotonic() + seconds
-    last = 0
-    for item in watch_events(source or settings.events, topics, _POLL_S):
+    why_away = ""
+    for item in feed.follow(_POLL_S):
         if item is not None:
-            sequence, event = item
-            if not topics and last and sequence > last + 1:
-                render.note(f"[{sequence - last - 1} events missed: this reader was too slow]")
-            last = sequence
-            if settings.output == "json":
-                render.emit_json_line(_json(sequence, event))
-            else:
-                render.emit_line(f"{time.strftime('%H:%M:%S')}  {_text(event)}")
+            _emit(item, output)
+        if feed.why_away != why_away:
+            why_away = feed.why_away
+            render.note(f"[{why_away}]" if why_away else "[the master answers again]")
         if ends_s is not None and time.monotonic() >= ends_s:
             return
 
 
-def _json(sequence: int, event: Event) -> dict[str, Any]:
+def _emit(item: Item, output: Output) -> None:
+    if isinstance(item, Resync):
+        missed = "events" if item.num_missed is None else f"{item.num_missed} events"
+        render.note(f"[{missed} missed: {item.why}; `mcctl cache list` shows what is there now]")
+        if output == "json":
+            fields = {"why": item.why, "num_missed": item.num_missed}
+            render.emit_json_line({"event": "Resync", "incarnation": item.incarnation, **fields})
+    elif output == "json":
+        render.emit_json_line(_json(item))
+    else:
+        at = time.strftime("%H:%M:%S", time.localtime(time.time() - item.age_s))
+        number = f"{item.event.incarnation}:{item.sequence}"
+        separator = "\t" if output == "plain" else "  "
+        render.emit_line(separator.join((at, number, _text(item.event))))
+
+
+def _json(item: SeenEvent) -> dict[str, Any]:
+    event = item.event
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
-    return {"event": type(event).__name__, "sequence": sequence, **fields}
+    return {"event": type(event).__name__, "sequence": item.sequence, "age_s": item.age_s, **fields}
 
 
 def _text(event: Event) -> str:

@@ -506,7 +506,7 @@ def test_bad_block_leaves_the_directory_and_is_called_bad(
     wait_blocks(client, loop, 2)
     cache.report([], [], bad=[hashes[1]])
     wait_blocks(client, loop, 1)
-    ((_, removed),) = events.events(1.0)
+    ((_, removed, _),) = events.events(1.0)
     events.close()
     assert isinstance(removed, BlockRemoved)
     assert (removed.hash, removed.node, removed.why) == (hashes[1], "c0", "bad")
@@ -644,7 +644,7 @@ def test_new_process_replaces_the_old_and_leave_removes(
                 capacity_bytes=1,
             )
         )
-    names = [type(event).__name__ for _, event in events.events(0.5)]
+    names = [type(event).__name__ for _, event, _ in events.events(0.5)]
     events.close()
     assert names.count("NodeJoined") == 2
     assert names.count("BlockStored") == 4

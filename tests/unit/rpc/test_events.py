@@ -30,7 +30,7 @@ def test_reader_gets_its_topics_with_their_numbers() -> None:
     publisher.publish(left)
     reader.join()
     subscriber.close()
-    assert got == [(3, left)]
+    assert got == [(3, left, 0)]
     assert loop.run_until(lambda: not publisher._topics, 5)
     publisher.publish(left)
     assert publisher.sequence == 4
