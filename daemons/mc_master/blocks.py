@@ -40,6 +40,7 @@ from daemons.protocol.block import (
     Tier,
     TierUsage,
 )
+from daemons.protocol.event import BlockMoved
 from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
 from daemons.store import listing
@@ -149,6 +150,11 @@ class BlockHandlers:
         place = report.node, report.tier
         freed = directory.record_freed(report.node, report.freed, tier=report.tier)
         bad = directory.record_freed(report.node, report.bad, tier=report.tier)
+        cleared = self._clearing.on_freed(place, [*report.freed, *report.bad])
+        for block_hash in freed:
+            self._removed(place, block_hash, "cleared" if block_hash in cleared else "evicted")
+        for block_hash in bad:
+            self._removed(place, block_hash, "bad")
         unwanted = self._clearing.cleared_since(report.node, report.sealed)
         wanted = [b for b in report.sealed if b.meta.hash not in unwanted]
         sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
@@ -164,11 +170,6 @@ class BlockHandlers:
                     tier=report.tier,
                 )
             )
-        cleared = self._clearing.on_freed(place, [*report.freed, *report.bad])
-        for block_hash in freed:
-            self._removed(place, block_hash, "cleared" if block_hash in cleared else "evicted")
-        for block_hash in bad:
-            self._removed(place, block_hash, "bad")
         return unwanted
 
     def _void(self, member: Member) -> None:
@@ -195,11 +196,21 @@ class BlockHandlers:
                 pass
             case _:
                 assert_never(why)
-        state.out.publish(
-            BlockRemoved(
+        below = state.directory.tier_below(place, block_hash) if why == "evicted" else None
+        if below is None:
+            event: BlockRemoved | BlockMoved = BlockRemoved(
                 incarnation=state.incarnation, hash=block_hash, node=node, why=why, tier=tier
             )
-        )
+        else:
+            event = BlockMoved(
+                incarnation=state.incarnation,
+                hash=block_hash,
+                node=node,
+                tier=below,
+                from_node=node,
+                from_tier=tier,
+            )
+        state.out.publish(event)
 
     def _victims(self, member: Member) -> list[BlockHash]:
         """From the high watermark down to the low one; none while leases of an earlier master may still run."""

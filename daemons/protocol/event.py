@@ -2,12 +2,27 @@
 
 import msgspec
 
-from daemons.core.ids import Incarnation
+from daemons.core.ids import BlockHash, Incarnation, NodeId
 from daemons.protocol.base import Message, Record
-from daemons.protocol.block import BlockRemoved, BlockStored
+from daemons.protocol.block import BlockRemoved, BlockStored, Tier
 from daemons.protocol.node import NodeJoined, NodeLeft
 
-Event = BlockStored | BlockRemoved | NodeJoined | NodeLeft
+
+class BlockMoved(Message, frozen=True, kw_only=True):
+    """Event, in place of BlockRemoved: the replica that was there is gone, and the block is here.
+
+    That it is stored here was an event of its own before.
+    """
+
+    incarnation: Incarnation
+    hash: BlockHash
+    node: NodeId
+    tier: Tier
+    from_node: NodeId
+    from_tier: Tier
+
+
+Event = BlockStored | BlockRemoved | BlockMoved | NodeJoined | NodeLeft
 
 
 class ReadEvents(Message, frozen=True, kw_only=True):

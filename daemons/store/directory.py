@@ -120,6 +120,14 @@ class Directory:
         replica = NO_ROW if number is None else self._replica_on(number, block_hash)
         return 0 if replica == NO_ROW else self.replicas.length[replica]
 
+    def tier_below(self, place: Place, block_hash: BlockHash) -> Tier | None:
+        """The next lower tier of this node that holds the block, too."""
+        node, tier = place
+        for lower in TIERS[TIERS.index(tier) + 1 :]:
+            if self.length_on((node, lower), block_hash):
+                return lower
+        return None
+
     # -- what nodes report ---------------------------------------------------------------------------------------
 
     def record_sealed(

@@ -11,7 +11,7 @@ from daemons.client.event_feed import EventFeed, Item, Resync, SeenEvent
 from daemons.config.forms import is_endpoint
 from daemons.core.ids import short
 from daemons.protocol.block import BlockRemoved, BlockStored
-from daemons.protocol.event import Event
+from daemons.protocol.event import BlockMoved, Event
 from daemons.protocol.node import NodeJoined, NodeLeft
 from mcctl import render
 from mcctl.commands import new_app
@@ -22,6 +22,7 @@ app = new_app()
 TOPICS = {
     "stored": "blockstored",
     "removed": "blockremoved",
+    "moved": "blockmoved",
     "joined": "nodejoined",
     "left": "nodeleft",
 }
@@ -138,10 +139,18 @@ def _text(event: Event) -> str:
     match event:
         case BlockStored():
             meta = event.meta
-            return f"block stored   {short(meta.hash)} on {event.node} ({event.tier}), {meta.model} depth {meta.depth}"
+            where = _place(event.node, event.tier)
+            return f"block stored   {short(meta.hash)} on {where}, {meta.model} depth {meta.depth}"
         case BlockRemoved():
-            return f"block removed  {short(event.hash)} from {event.node}: {event.why}"
+            return f"block removed  {short(event.hash)} from {_place(event.node, event.tier)}: {event.why}"
+        case BlockMoved():
+            where = _place(event.node, event.tier)
+            return f"block moved    {short(event.hash)} from {_place(event.from_node, event.from_tier)} to {where}"
         case NodeJoined():
             return f"node joined    {event.node} ({event.role})"
         case NodeLeft():
             return f"node left      {event.node} ({event.role}): {event.why}"
+
+
+def _place(node: str, tier: str) -> str:
+    return f"{node} ({tier})"

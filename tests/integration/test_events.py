@@ -1,9 +1,10 @@
 """Events end to end: the past from the ring, holes filled, a new master noticed; `mcctl events` over a real master."""
 
+import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,9 +14,12 @@ import zmq
 from daemons.client.cluster import ClusterClient
 from daemons.client.event_feed import EventFeed, Item, Resync, SeenEvent
 from daemons.config.mc_master import MasterConfig, MembershipSection, NodeSection
-from daemons.core.ids import Epoch, Incarnation, NodeId
+from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId
 from daemons.mc_master.app import MasterApp
-from daemons.protocol.node import Join, Leave
+from daemons.protocol.block import BlockMeta, BlockRemoved, BlockStored, Report, SealedBlock
+from daemons.protocol.event import BlockMoved
+from daemons.protocol.node import Join, Leave, SegmentDescription
+from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.rpc import SyncClient
 from mcctl.main import main
 
@@ -53,6 +57,35 @@ class Master:
         for node in nodes:
             self._client.request(Leave(node=NodeId(node), epoch=Epoch(1)))
 
+    def reporter(self, node: str) -> Callable[..., None]:
+        """A cache node joins; what is returned sends its reports."""
+        address = DataAddress(host_id=HostId("h"), unix_path="", tcp="", epoch=Epoch(1))
+        region = RegionRef(address=address, region_id=1, size_bytes=1 << 20)
+        segment = SegmentDescription(region=region, path="", capacity_bytes=1 << 20)
+        description = msgspec.structs.replace(
+            self.app.state.description,
+            node=NodeId(node),
+            role="cachenode",
+            epoch=Epoch(1),
+            segments=[segment],
+        )
+        self._client.request(Join(node=description, incarnation_seen=Incarnation(0)))
+        numbers = itertools.count(1)
+
+        def report(**fields: object) -> None:
+            lists: dict[str, object] = {"sealed": [], "freed": [], **fields}
+            message = Report(
+                node=NodeId(node),
+                epoch=1,
+                sequence=next(numbers),
+                used_bytes=0,
+                capacity_bytes=1 << 20,
+                **lists,  # type: ignore[arg-type]  # as the test names them
+            )
+            self._client.request(message)
+
+        return report
+
     def close(self) -> None:
         self._client.close()
         self.app.loop.stop()
@@ -65,6 +98,26 @@ def master(tmp_path: Path) -> Iterator[Master]:
     running = Master(tmp_path, kept=8)
     yield running
     running.close()
+
+
+def block(number: int) -> SealedBlock:
+    meta = BlockMeta(
+        hash=BlockHash(bytes([number]) * 16),
+        parent=BlockHash(bytes(16)),
+        namespace=bytes(16),
+        depth=0,
+        num_tokens=16,
+        model="m",
+    )
+    return SealedBlock(
+        meta=meta,
+        offset=number * 100,
+        length=100,
+        trailer_bytes=40,
+        version=1,
+        seal_checksum=1,
+        num_layers=1,
+    )
 
 
 class LossyRelay:
@@ -193,6 +246,28 @@ def test_another_master_is_a_resync_and_its_events_follow(tmp_path: Path) -> Non
         assert brief([joined]) == [(1, "NodeJoined", "d")]
         feed.close()
     second.close()
+
+
+def test_block_that_goes_down_a_tier_moved_and_one_sealed_again_is_removed_first(
+    master: Master,
+) -> None:
+    report = master.reporter("c0")
+    one, two = block(1), block(2)
+    report(sealed=[one, two])
+    report(sealed=[one], tier="ssd")
+    report(freed=[one.meta.hash, two.meta.hash], sealed=[two])
+    with ClusterClient(master.app.endpoint) as client:
+        feed = EventFeed(client, master.events)
+        found = [item.event for item in feed.since(5) if isinstance(item, SeenEvent)]
+        feed.close()
+    moved, removed, stored = found
+    assert isinstance(moved, BlockMoved)
+    assert (moved.hash, moved.from_tier, moved.tier) == (one.meta.hash, "dram", "ssd")
+    assert (moved.from_node, moved.node) == ("c0", "c0")
+    assert isinstance(removed, BlockRemoved)
+    assert (removed.hash, removed.why) == (two.meta.hash, "evicted")
+    assert isinstance(stored, BlockStored)
+    assert stored.meta.hash == two.meta.hash
 
 
 def test_command_shows_the_past_ends_and_is_json_for_scripts(
