@@ -1,6 +1,6 @@
 """The pictures of `mcctl simulate`: distributions of times, load over time, what a cache of each size finds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from daemons.simulation.capacity import CapacityPoint
 from daemons.simulation.outcome import SimulationResult
@@ -9,7 +9,12 @@ from mcctl.line_plot import Chart, Line, page
 
 def run_charts(results: Sequence[SimulationResult]) -> str:
     """SVG: share of requests within a time, and how busy the instances were."""
-    names = [f"{result.cluster}, {result.policy}" for result in results]
+    evictions = {result.eviction for result in results if result.eviction}
+    names = [
+        f"{result.cluster}, {result.policy}"
+        + (f", {result.eviction}" if result.eviction and len(evictions) > 1 else "")
+        for result in results
+    ]
     named = list(zip(names, results, strict=True))
     # The slowest run's tail must not flatten all others.
     longest_s = 2 * max((result.ttft_s.p90 for result in results), default=0.0)
@@ -50,20 +55,27 @@ def plan_charts(
     curve: Sequence[CapacityPoint], distinct_tokens: int, results: Sequence[SimulationResult]
 ) -> str:
     """SVG: hit rate over capacity, up to where more finds nothing more, and goodput over the split."""
-    sized = [(point.capacity_tokens / 1e6, point.hit_fraction) for point in curve]
-    hits = [(0.0, 0.0), *((size, hit) for size, hit in sized if size)]
+    hits = {
+        name: [(0.0, 0.0), *_sized(point for point in curve if point.eviction == name)]
+        for name in dict.fromkeys(point.eviction for point in curve)
+    }
+    largest = max(size for size, _ in next(iter(hits.values())))
     splits = [(float(result.num_prefills), result.goodput) for result in results]
     return page(
         [
             Chart(
                 "Share of prompt tokens found in one cache",
                 "capacity, million tokens",
-                [Line("least recently used", hits)],
-                max_x=min(hits[-1][0], max(1.0, distinct_tokens / 1e6)),
+                [Line(name, points) for name, points in hits.items()],
+                max_x=min(largest, max(1.0, distinct_tokens / 1e6)),
             ),
             Chart("Goodput by split", "prefill nodes", [Line("all nodes together", splits)]),
         ]
     )
+
+
+def _sized(curve: Iterable[CapacityPoint]) -> list[tuple[float, float]]:
+    return [(p.capacity_tokens / 1e6, p.hit_fraction) for p in curve if p.capacity_tokens]
 
 
 def _cumulative(percentiles: Sequence[float]) -> list[tuple[float, float]]:

@@ -19,6 +19,8 @@ Policy = Literal[
     "random", "least-loaded", "cache-aware", "kvcache-centric", "lmetric", "dynamo", "time"
 ]
 
+Eviction = Literal["lru", "lfu", "depth"]
+
 
 class NodeSection(Section, frozen=True, kw_only=True):
     """Who this master is and where it listens."""
@@ -56,6 +58,8 @@ class PoolSection(Section, frozen=True, kw_only=True):
     low_watermark: Fraction = 0.90
     lease_s: Seconds = 10.0
     """How long a match keeps blocks from eviction."""
+    eviction: Eviction = "lru"
+    """Which blocks go first: least recently used, least frequently used of late, or that with long ends before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ from daemons.service.daemon import software_version
 from daemons.service.metrics import MetricsServer
 from daemons.service.secret import read_secret
 from daemons.store.directory import Directory
+from daemons.store.eviction import POLICIES
 from daemons.transfer import host_id
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class MasterApp:
             events=events,
             metrics=metrics,
             membership=Membership(config.membership.suspect_beats, config.membership.dead_beats),
-            directory=Directory(),
+            directory=Directory(POLICIES[config.pool.eviction]),
             workload=Workload(),
             requests=RequestLog(config.conductor.request_log),
             started_s=self.loop.clock(),

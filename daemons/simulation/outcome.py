@@ -96,6 +96,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft_percentiles_s: list[float]
     """101 values: of 0 to 100 per cent of the finished requests."""
     tbt_percentiles_s: list[float]
+    eviction: str = ""
+    """Of the pool; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from daemons.simulation.trace import BLOCK_TOKENS
 from daemons.store.directory import Directory
 from daemons.store.eviction import POLICIES
 
+EVICTION_NAMES = tuple(POLICIES)
 HIGH_WATERMARK = 0.95
 EVICT_FRACTION = 0.05
 LEASE_S = 5.0

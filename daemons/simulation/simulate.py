@@ -65,6 +65,7 @@ def summarize(
         load=load_over_time(outcomes, num_prefills(plan)),
         ttft_percentiles_s=percentiles([outcome.ttft_s for outcome in done]),
         tbt_percentiles_s=percentiles([outcome.tbt_s for outcome in done if outcome.gaps]),
+        eviction="" if isinstance(plan, CoupledPlan) else plan.eviction,
     )
 
 

@@ -1,8 +1,9 @@
 """Block -> replicas for the whole pool, in memory only: rebuilt from the nodes' announcements after every start.
 
-Pure: no clock, no I/O. Invariant: a block is at least as recent, and as long leased, as the block that follows it
-in its prefix, so evicting in order of use never cuts a prefix that is still in use. A dropped node's rows are
-passed over at once and swept later. Longer than most files, for the walk over rows is written out where it is hot.
+Pure: no clock, no I/O. Invariant: a block is at least as recent, as long leased and, where heat is kept, as hot as the
+block that follows it in its prefix, so evicting in these orders never cuts a prefix that is still in use. A dropped
+node's rows are passed over at once and swept later. Longer than most files, for the walk over rows is written out
+where it is hot.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import RegionRef
 from daemons.store.block_table import NO_ROW, BlockTable
 from daemons.store.eviction import POLICIES, EvictionCandidates, EvictionPolicy
+from daemons.store.heat import HeatTable
 from daemons.store.lease import LeaseTable
 from daemons.store.replica_table import RANKS, TIERS, Place, ReplicaTable, Slot
 
@@ -41,6 +43,7 @@ class Directory:
         self.leases = LeaseTable()
         self.lookups = LookupCounts()
         self.policy = policy or POLICIES["lru"]
+        self.heat = HeatTable() if self.policy.needs_heat else None
         self.slot_by_place: dict[Place, int] = {}
         self._num_dropped = 0
         """Slots that wait to be swept, so that nothing is scanned when there is none."""
@@ -183,6 +186,8 @@ class Directory:
         """Locations of rows that `find_prefix` found just now, replicas on the host `near` first."""
         if lease_s > 0:
             self.leases.touch(rows, now_s=now_s, lease_s=lease_s)
+            if self.heat is not None:
+                self.heat.touch(rows, now_s=now_s)
             if rows:  # a chain that was asked for from its middle
                 self._touch_parents(rows[0], now_s, now_s + lease_s)
             self.lookups.num_lookups += 1
@@ -207,6 +212,8 @@ class Directory:
             replicas = [] if row is None else self._live(row, now_s)
             replicas.sort(key=self._preference)
             if replicas and row is not None and lease_s > 0:
+                if self.heat is not None:
+                    self.heat.touch([row], now_s=now_s)
                 self._touch_chain(row, now_s, now_s + lease_s)
                 num_hits += 1
             found.append(self._locations(replicas))
@@ -297,6 +304,9 @@ class Directory:
             parent = self.blocks.row_by_hash.get(self.blocks.parent_of(row))
             if parent is not None:
                 assert self.leases.used_s[parent] >= self.leases.used_s[row]
+                # A parent that came back is as hot as what follows it from the next use on.
+                if self.heat and self.leases.used_s[row] > self.blocks.created_s[parent]:
+                    assert self.heat.heat[parent] >= self.heat.heat[row]
         assert len(seen) == self.replicas.num_rows
         for number, slot in enumerate(self.replicas.slots):
             if slot is not None:
@@ -330,6 +340,8 @@ class Directory:
         if row is None:
             row = self.blocks.add(sealed.meta, now_s=now_s - sealed.age_ms / 1000)
             self.leases.add(row, now_s=now_s)
+            if self.heat is not None:
+                self.heat.add(row, sealed.meta.hash, now_s=now_s)
             self._touch_parents(row, now_s, 0.0)
         else:
             held = self._on_slot(row, number)
@@ -364,6 +376,8 @@ class Directory:
             following[before] = following[replica]
         self.replicas.remove(replica)
         if self.blocks.head[row] == NO_ROW:
+            if self.heat is not None:
+                self.heat.remove(row, self.blocks.hash_of(row))
             self.blocks.remove(row)
 
     def _chain(self, row: int) -> list[int]:
@@ -418,8 +432,13 @@ class Directory:
     def _touch_parents(self, row: int, now_s: float, until_s: float) -> None:
         """Ends at the first ancestor that needs nothing: those above it were touched with it."""
         parent = self.blocks.row_by_hash.get(self.blocks.parent_of(row))
-        while parent is not None and self.leases.raise_to(parent, used_s=now_s, until_s=until_s):
-            parent = self.blocks.row_by_hash.get(self.blocks.parent_of(parent))
+        while parent is not None:
+            is_raised = self.leases.raise_to(parent, used_s=now_s, until_s=until_s)
+            if self.heat is not None:
+                is_raised |= self.heat.raise_to(parent, row)
+            if not is_raised:
+                return
+            row, parent = parent, self.blocks.row_by_hash.get(self.blocks.parent_of(parent))
 
     def _locations(self, rows: Sequence[int]) -> list[BlockLocation]:
         """Of these replicas, in order; columns as locals, for this is most of what a plan costs."""
@@ -464,6 +483,8 @@ class Directory:
                 used_s=self.leases.used_column()[blocks],
                 depth=np.frombuffer(self.blocks.depth, np.uint32)[blocks],
                 num_bytes=np.frombuffer(self.replicas.length, np.uint64)[held],
+                num_tokens=np.frombuffer(self.blocks.num_tokens, np.uint32)[blocks],
+                heat=None if self.heat is None else self.heat.column()[blocks],
             ),
             num_bytes,
         )

@@ -15,6 +15,7 @@ from daemons.simulation.coupled import CoupledPlan
 from daemons.simulation.disaggregated import POLICY_NAMES, DisaggregatedPlan
 from daemons.simulation.hardware import DEFAULT, HardwareProfile, find_profile
 from daemons.simulation.outcome import Objectives, SimulationResult
+from daemons.simulation.pool import EVICTION_NAMES
 from daemons.simulation.simulate import ClusterPlan, simulate
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
@@ -94,6 +95,13 @@ def run(
     rate: Rate = 1.0,
     limit: Limit = 1_000_000,
     dram_tokens: DramTokens = 0,
+    eviction: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(EVICTION_NAMES)}, or all; may be repeated; lru otherwise.",
+            autocompletion=lambda: [*EVICTION_NAMES, "all"],
+        ),
+    ] = None,
     max_queue: Annotated[
         float, typer.Option(min=0, help="Reject whoever would queue longer; 0 rejects nobody.")
     ] = 0.0,
@@ -126,8 +134,10 @@ def run(
             ttft_slo_s=ttft_slo if early_rejection else 0.0,
             seed=seed,
             node_tokens=dram_tokens,
+            eviction=which,
         )
-        for name in _policies(policy)
+        for name in _chosen(policy, POLICY_NAMES, "time")
+        for which in _chosen(eviction, EVICTION_NAMES, "lru")
     ]
     if coupled:
         plans += [
@@ -153,6 +163,13 @@ def plan(
     hardware: Hardware = DEFAULT,
     rate: Rate = 1.0,
     limit: Limit = 1_000_000,
+    eviction: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(EVICTION_NAMES)}, or all: a hit curve for each; lru otherwise.",
+            autocompletion=lambda: [*EVICTION_NAMES, "all"],
+        ),
+    ] = None,
     ttft_slo: TtftSlo = 30.0,
     tbt_slo: TbtSlo = 0.1,
     seed: Seed = 0,
@@ -167,9 +184,10 @@ def plan(
         check_plot(plot)
     profile = find_profile(hardware)
     requests = _requests(trace, rate, limit, seed)
-    curve = hit_curve(requests, [millions * 1_000_000 for millions in _CAPACITIES] + [0])
+    evictions = _chosen(eviction, EVICTION_NAMES, "lru")
+    curve = _hit_curves(requests, evictions)
     shares = sorted({max(1, min(nodes - 1, round(nodes * part / 8))) for part in range(1, 8)})
-    plans = [DisaggregatedPlan(number, nodes - number) for number in shares]
+    plans = [DisaggregatedPlan(number, nodes - number, eviction=evictions[0]) for number in shares]
     results = _simulate_all(requests, plans, profile, Objectives(ttft_slo, tbt_slo))
     count, span_s = len(requests), max(requests[-1].arrival_s, 1e-9)
     result = PlanResult(
@@ -232,12 +250,12 @@ def _requests(trace: str, rate: float, limit: int, seed: int) -> list[TraceReque
     return at_rate(read_trace(Path(trace), limit=limit), rate)
 
 
-def _policies(names: Sequence[str] | None) -> Sequence[str]:
-    wanted = names or ["time"]
-    unknown = [name for name in wanted if name not in (*POLICY_NAMES, "all")]
+def _chosen(names: Sequence[str] | None, known: Sequence[str], default: str) -> Sequence[str]:
+    wanted = names or [default]
+    unknown = [name for name in wanted if name not in (*known, "all")]
     if unknown:
-        raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(POLICY_NAMES)}, all")
-    return POLICY_NAMES if "all" in wanted else wanted
+        raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(known)}, all")
+    return known if "all" in wanted else wanted
 
 
 def _simulate_all(
@@ -252,6 +270,17 @@ def _simulate_all(
             progress(f"{number}/{len(plans)}: replaying {len(requests)} requests")
             results.append(simulate(requests, cluster, profile, objectives))
     return results
+
+
+def _hit_curves(requests: Sequence[TraceRequest], evictions: Sequence[str]) -> list[CapacityPoint]:
+    """One after the other, each up to the cache without end."""
+    capacities = [millions * 1_000_000 for millions in _CAPACITIES] + [0]
+    points = []
+    with render.progress("replaying") as progress:
+        for name in evictions:
+            progress(f"what a cache of each size finds, {name}")
+            points += hit_curve(requests, capacities, name)
+    return points
 
 
 def _title(trace: str, requests: Sequence[TraceRequest]) -> str:
@@ -279,6 +308,7 @@ def _show_plan(result: PlanResult, profile: HardwareProfile, nodes: int) -> None
     columns = [
         Column("capacity", lambda point: _capacity(point), is_number=True),
         Column("KV", lambda point: _bytes(point.capacity_tokens * token_gb), is_number=True),
+        Column("eviction", lambda point: point.eviction, extra=1),
         Column("hits", lambda point: f"{point.hit_fraction:.1%}", is_number=True),
         Column("", lambda point: _bar(point.hit_fraction / max(result.reuse_limit, 1e-9))),
     ]
@@ -334,6 +364,7 @@ _RUN_COLUMNS: Final = [
         extra=5,
     ),
     Column("error", _percent(lambda run: run.prediction_error), is_number=True, extra=6),
+    Column("eviction", lambda run: run.eviction or "-", extra=7),
 ]
 
 _COMPARISON_COLUMNS: Final = [

@@ -52,6 +52,25 @@ def test_plan_shows_what_a_cache_finds(capsys: pytest.CaptureFixture[str], trace
     assert "best here" in err
 
 
+def test_each_eviction_policy_is_replayed_and_drawn(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    status, out, _ = mcctl(capsys, "run", str(trace), "--eviction", "all", "--output", "json")
+    assert status == 0
+    assert [run["eviction"] for run in json.loads(out)["runs"]] == ["lru", "lfu", "depth"]
+    picture = tmp_path / "plan.svg"
+    status, out, _ = mcctl(
+        capsys, "plan", str(trace), "--eviction", "lfu", "--eviction", "lru", "--plot", str(picture),
+        "--output", "json",
+    )  # fmt: skip
+    curve = json.loads(out)["hit_curve"]
+    assert status == 0
+    assert [point["eviction"] for point in curve] == ["lfu"] * 9 + ["lru"] * 9
+    assert {point["hit_fraction"] for point in curve} == {5 * 512 / 9000}
+    lines = ElementTree.parse(picture).getroot().findall(".//{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 3
+
+
 def test_no_times_are_made_up_where_everybody_was_rejected(
     capsys: pytest.CaptureFixture[str], trace: Path
 ) -> None:
@@ -95,6 +114,7 @@ def test_reproduce_fails_on_a_trace_that_is_not_the_published_one(
         (["run", "/no/such/trace"], 3, "/no/such/trace"),
         (["run", "chat"], 3, "made-up traffic: documents, chats"),
         (["run", "chats", "--policy", "fastest"], 2, "fastest"),
+        (["run", "chats", "--eviction", "newest"], 2, "newest"),
         (["run", "chats", "--hardware", "abacus"], 78, "abacus"),
         (["run", "chats", "--rate", "0"], 2, "rate"),
         (["plan", "chats", "--nodes", "1"], 2, "nodes"),

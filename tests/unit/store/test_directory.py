@@ -1,8 +1,9 @@
 """The directory against a plain model of it, and the promises that a model cannot state."""
 
 import msgspec
+import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -12,6 +13,8 @@ from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import RENAME_AFTER_S, Directory
+from daemons.store.eviction import POLICIES
+from daemons.store.heat import HALF_LIFE_S
 from daemons.store.listing import list_blocks, select_replicas, total
 from daemons.store.replica_table import Place
 
@@ -235,6 +238,106 @@ class DirectoryMachine(RuleBasedStateMachine):
 
 TestDirectoryMachine = DirectoryMachine.TestCase
 TestDirectoryMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class DepthAwareMachine(DirectoryMachine):
+    """With heat, and the order that looks at all columns."""
+
+    policy = "depth"
+
+
+TestDepthAwareMachine = DepthAwareMachine.TestCase
+TestDepthAwareMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(chains, lengths, st.sampled_from([0.1, 30.0, 2000.0]), st.integers(0, 900)),
+        min_size=5,
+        max_size=40,
+    )
+)
+def test_no_policy_takes_a_block_before_those_that_follow_it(
+    policy: str, steps: list[tuple[list[BlockHash], int, float, int]]
+) -> None:
+    made = Directory(POLICIES[policy])
+    made.add_node(N0, H0, region())
+    now_s, held = 0.0, set[BlockHash]()
+    for hashes, count, wait_s, num_bytes in steps:
+        now_s += wait_s
+        found = made.match_prefix(hashes[:count], now_s=now_s, lease_s=0.05)
+        made.record_sealed(N0, sealed(hashes)[len(found) : count], now_s=now_s)
+        held.update(hashes[:count])
+        now_s += 1.1
+        for victim in made.victims(N0, num_bytes, now_s=now_s):
+            parents = {block.meta.parent for h in held if (block := BLOCK_BY_HASH[h])}
+            assert victim not in parents
+            made.record_freed(N0, [victim])
+            held.remove(victim)
+        made.check_invariants()
+
+
+def heat_directory(policy: str = "lfu") -> Directory:
+    made = Directory(POLICIES[policy])
+    made.add_node(N0, H0, region())
+    return made
+
+
+def test_lfu_keeps_what_is_used_often_over_what_was_used_last() -> None:
+    made = heat_directory()
+    often, once = chain(1), chain(2)
+    for now_s in range(5):
+        made.match_prefix(often, now_s=now_s, lease_s=0.1)
+        made.record_sealed(N0, sealed(often), now_s=now_s)
+    made.record_sealed(N0, sealed(once), now_s=9)
+    assert made.victims(N0, 6 * LENGTH, now_s=10) == list(reversed(once))
+
+
+def test_lfu_lets_go_of_what_was_hot_long_ago() -> None:
+    made = heat_directory()
+    hot, new = chain(1), chain(2)
+    made.record_sealed(N0, sealed(hot), now_s=0)
+    for now_s in range(1, 20):
+        made.match_prefix(hot, now_s=now_s, lease_s=0.1)
+    later_s = 20 + 5 * HALF_LIFE_S
+    made.record_sealed(N0, sealed(new), now_s=later_s)
+    assert made.victims(N0, 6 * LENGTH, now_s=later_s + 1) == list(reversed(hot))
+
+
+def test_a_block_that_comes_back_is_as_hot_as_it_was() -> None:
+    made = heat_directory()
+    back, other = chain(1), chain(2)
+    made.record_sealed(N0, sealed(back), now_s=0)
+    for now_s in range(1, 5):
+        made.match_prefix(back, now_s=now_s, lease_s=0.1)
+    made.record_freed(N0, back)
+    made.record_sealed(N0, sealed(back), now_s=10)
+    made.record_sealed(N0, sealed(other), now_s=20)
+    made.match_prefix(other, now_s=21, lease_s=0.1)
+    assert made.victims(N0, 6 * LENGTH, now_s=22) == list(reversed(other))
+
+
+def test_heat_lasts_for_weeks_without_overflow() -> None:
+    made = heat_directory()
+    hashes, idle = chain(1), chain(2)
+    made.record_sealed(N0, sealed(idle), now_s=0)
+    made.record_sealed(N0, sealed(hashes), now_s=0)
+    for day in range(60):
+        made.match_prefix(hashes, now_s=day * 86_400.0, lease_s=0.1)
+        made.check_invariants()
+    assert made.heat is not None
+    assert np.isfinite(made.heat.column()).all()
+    assert made.victims(N0, LENGTH, now_s=1e7) == [idle[5]]
+
+
+def test_the_depth_aware_order_gives_up_long_ends_first() -> None:
+    made = heat_directory("depth")
+    short, long = chain(1, 2), chain(2, 400)
+    made.record_sealed(N0, sealed(short), now_s=10)
+    made.record_sealed(N0, sealed(long), now_s=12)
+    assert made.victims(N0, 3 * LENGTH, now_s=13) == [long[399], long[398], long[397]]
 
 
 def test_victims_go_from_the_end_of_the_oldest_prefix() -> None:
