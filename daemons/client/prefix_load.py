@@ -1,7 +1,7 @@
 """Loading a matched prefix from the pool into a KV slot, layer by layer, on a worker thread.
 
-A block that fails to arrive or to verify shortens the prefix from there on; the layers of the blocks before it go on
-loading. Whoever computes waits per layer, so loading layer k+1 overlaps computing layer k (design section 8).
+A block of which no replica arrives and verifies shortens the prefix from there on; the layers of the blocks before it
+go on loading. Whoever computes waits per layer, so loading layer k+1 overlaps computing layer k (design section 8).
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from daemons.client.store import BlockReader, OpenedBlocks
 from daemons.core.errors import McError
-from daemons.protocol.block import BlockLocation
+from daemons.protocol.block import BlockLocation, Spares
 from daemons.rpc import Loop
 from daemons.transfer import ByteArray
 
@@ -49,6 +49,7 @@ class PrefixLoader:
         num_tokens: int,
         target: LoadTarget,
         on_loaded: Callable[["PrefixLoad"], object],
+        spares: Spares | None = None,
     ) -> "PrefixLoad | None":
         """None when nothing of a prompt of `num_tokens` can be reused; else `on_loaded` comes exactly once on the
         loop, when nothing is written into the slot any more.
@@ -57,7 +58,7 @@ class PrefixLoader:
         usable = min(len(matched), (num_tokens - 1) // target.block_tokens)
         if usable <= 0:
             return None
-        load = PrefixLoad(self._reader, matched[:usable], target, self._timeout_s)
+        load = PrefixLoad(self._reader, matched[:usable], target, self._timeout_s, spares)
 
         def run() -> None:
             load.run()
@@ -80,6 +81,7 @@ class PrefixLoad:
         locations: Sequence[BlockLocation],
         target: LoadTarget,
         timeout_s: float,
+        spares: Spares | None = None,
     ) -> None:
         self.block_tokens = target.block_tokens
         self.num_asked = len(locations)
@@ -92,6 +94,7 @@ class PrefixLoad:
         """Replicas whose bytes did not verify."""
         self._reader = reader
         self._locations = list(locations)
+        self._spares = spares
         self._target = target
         self._deadline_s = time.monotonic() + timeout_s
         self._layers_done = -1
@@ -135,7 +138,7 @@ class PrefixLoad:
             self._changed.notify_all()
 
     def _load(self) -> None:
-        opened = self._reader.open(self._locations, timeout_s=self._left_s())
+        opened = self._reader.open(self._locations, spares=self._spares, timeout_s=self._left_s())
         try:
             self._end_group(0, opened.num_good if self._fits(opened) else 0)
             step = self._layers_per_group(opened)

@@ -15,6 +15,8 @@ MAX_NODES = 4096
 MAX_REPLACED = 8
 KEEP_DEAD_TICKS = 1200
 """A dead node is listed for so long, ten minutes at the default interval, then forgotten."""
+TRUSTED_TICKS = 10
+"""One reader with a bad link must not keep a healthy node suspect."""
 
 Change = Literal["suspect", "alive", "dead", "forgotten"]
 
@@ -42,6 +44,8 @@ class Member:
     is_evicting: bool = False
     next_eviction_s: float = 0.0
     last_chosen: int = 0
+    trusted_ticks: int = 0
+    """A beat has just shown readers' doubts to be wrong: so long none is listened to."""
     replaced: tuple[Epoch, ...] = ()
     """Earlier lives of this id: one of them that comes back is a second process under the same name."""
 
@@ -114,8 +118,19 @@ class Membership:
         member.missed_beats = 0
         if member.state == "suspect":
             member.state = "alive"
+            member.trusted_ticks = TRUSTED_TICKS
             return member, Transition(member, "alive")
         return member, None
+
+    def doubt(self, node: NodeId, epoch: int) -> Transition | None:
+        """A reader could not reach this life of it: suspect until its next beat. Readers make nobody dead."""
+        member = self._members.get(node)
+        if member is None or member.node.epoch != epoch:
+            return None
+        if member.state != "alive" or member.trusted_ticks > 0:
+            return None
+        member.state = "suspect"
+        return Transition(member, "suspect")
 
     def leave(self, node: NodeId, epoch: Epoch) -> Member | None:
         """The member that is gone with this; None when it was not this life that had joined."""
@@ -129,6 +144,7 @@ class Membership:
         changes = []
         for member in list(self):
             member.missed_beats += 1
+            member.trusted_ticks = max(0, member.trusted_ticks - 1)
             if member.state == "dead":
                 if member.missed_beats > KEEP_DEAD_TICKS:
                     del self._members[member.node.node]

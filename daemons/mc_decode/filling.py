@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from daemons.client.channel_pool import ChannelPool
+from daemons.client.node_health import NodeHealth
 from daemons.client.prefix_load import LoadTarget, PrefixLoad, PrefixLoader
 from daemons.client.store import BlockReader
 from daemons.config.mc_decode import DecodeConfig
@@ -45,6 +46,8 @@ class Events:
     on_failed: Callable[[Request, McError], object]
     on_copied: Callable[[Request, int, int], object]
     """A copy into the slot has ended: (bytes pulled from prefill, bytes loaded from the pool)."""
+    on_suspect: Callable[[BlockLocation, str], object]
+    """A read from the pool failed; called on the loader's thread."""
 
 
 class Filling:
@@ -66,7 +69,7 @@ class Filling:
         timeout_s = config.transfer.timeout_s
         workers = ThreadPoolExecutor(config.decode.pull_workers, thread_name_prefix="pull")
         self._puller = Puller(loop, instance, workers, timeout_s, self._on_pulled)
-        reader = BlockReader(instance.transfer)
+        reader = BlockReader(instance.transfer, NodeHealth(on_suspect=events.on_suspect))
         self._loader = PrefixLoader(loop, reader, num_workers=1, timeout_s=timeout_s)
 
     def start(self, request: Request) -> None:
@@ -85,6 +88,7 @@ class Filling:
             put_target=plan.put_target if is_cached else None,
             cache=message.cache,
             tenant=message.tenant,
+            spares=plan.spares if is_cached else None,
         )
         try:
             request.prefill = self._channels.get(plan.prefill.control).request(
@@ -126,7 +130,11 @@ class Filling:
             partial(self._instance.half, slot), geometry.num_layers, geometry.block_tokens
         )
         request.load = self._loader.start(
-            matched, request.num_prompt_tokens, target, partial(self._on_loaded, request)
+            matched,
+            request.num_prompt_tokens,
+            target,
+            partial(self._on_loaded, request),
+            request.message.plan.spares,
         )
         if request.load is not None:
             request.holders.add("load")

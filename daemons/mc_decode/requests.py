@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from daemons.client.channel_pool import ChannelPool
+from daemons.client.node_health import suspicion
 from daemons.client.publisher import Publisher
 from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
@@ -15,6 +16,7 @@ from daemons.mc_decode.metrics import DecodeMetrics
 from daemons.mc_decode.publishing import answer_blocks
 from daemons.mc_decode.request import Holder, Request, State
 from daemons.protocol.base import Message
+from daemons.protocol.block import BlockLocation
 from daemons.protocol.node import InstanceLoad
 from daemons.protocol.request import (
     FinishReason,
@@ -67,7 +69,13 @@ class Requests:
         self._instance = instance
         self._effects = effects
         self._publisher = Publisher(channels)
-        events = Events(self._on_first_token, self._on_filled, self._fail, self._on_copied)
+        events = Events(
+            on_first_token=self._on_first_token,
+            on_filled=self._on_filled,
+            on_failed=self._fail,
+            on_copied=self._on_copied,
+            on_suspect=self._on_suspect,
+        )
         self._filling = Filling(loop, config, instance, channels, events)
         self._requests: dict[RequestId, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -203,6 +211,10 @@ class Requests:
         self.metrics.pulled_bytes.inc(pulled_bytes)
         self.metrics.loaded_bytes.inc(loaded_bytes)
         self._release_if_idle(request)
+
+    def _on_suspect(self, location: BlockLocation, why: str) -> None:
+        """On the loader's thread."""
+        self._loop.call_soon_threadsafe(self._effects.tell_master, suspicion(location, why))
 
     def _take_token(self, request: Request, token: int, finish: FinishReason | None) -> None:
         request.tokens.append(token)

@@ -45,6 +45,7 @@ from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
 from daemons.store import listing
 from daemons.store.replica_table import Place
+from daemons.store.spares import fold
 
 log = logging.getLogger(__name__)
 
@@ -237,13 +238,20 @@ class BlockHandlers:
     # -- lookups -------------------------------------------------------------------------------------------------
 
     def _match(self, message: Match) -> MatchReply:
-        locations = self._state.directory.match_prefix(
-            message.hashes,
-            now_s=self._state.now_s(),
+        directory, now_s = self._state.directory, self._state.now_s()
+        rows = directory.find_prefix(message.hashes, now_s=now_s)
+        locations = directory.take(
+            rows,
+            len(message.hashes),
+            now_s=now_s,
             lease_s=_lease_s(message.lease_ms),
             near=message.near,
         )
-        return MatchReply(locations=locations, grants=self._grants(message, locations))
+        return MatchReply(
+            locations=locations,
+            grants=self._grants(message, locations),
+            spares=fold(locations, directory.replicas_of(rows, now_s=now_s)),
+        )
 
     def _locate(self, message: Locate) -> LocateReply:
         replicas = self._state.directory.locate(

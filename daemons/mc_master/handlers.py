@@ -19,6 +19,7 @@ from daemons.protocol.block import (
     Put,
     Report,
     Stage,
+    SuspectNode,
     Unstage,
 )
 from daemons.protocol.event import ReadEvents
@@ -50,7 +51,7 @@ class Handlers:
         match message:
             case Schedule() | RequestDone() | ListRequests():
                 self.requests.handle(call, message)
-            case Join() | Beat() | Leave() | ListNodes() | ListModels():
+            case Join() | Beat() | Leave() | SuspectNode() | ListNodes() | ListModels():
                 self.membership.handle(call, message)
             case (
                 Report()

@@ -1,4 +1,4 @@
-"""Join, Beat, Leave, ListNodes, ListModels, and what follows when a node comes, goes or falls silent."""
+"""Join, Beat, Leave, SuspectNode, ListNodes, ListModels, and what follows when a node comes, goes or falls silent."""
 
 import logging
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from daemons.core.ids import NodeId
 from daemons.mc_master.checks import check_join
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
+from daemons.protocol.block import SuspectNode
 from daemons.protocol.node import (
     Beat,
     Join,
@@ -28,7 +29,7 @@ from daemons.rpc import Call
 
 log = logging.getLogger(__name__)
 
-MembershipRequest = Join | Beat | Leave | ListNodes | ListModels
+MembershipRequest = Join | Beat | Leave | SuspectNode | ListNodes | ListModels
 FORGIVEN_TICKS = 4
 """After a stall of ours, time for peers to connect again before silence counts."""
 
@@ -51,6 +52,8 @@ class MembershipHandlers:
                 self._beat(call, message)
             case Leave():
                 self._leave(call, message)
+            case SuspectNode():
+                self._doubt(call, message)
             case ListNodes():
                 self._list_nodes(call)
             case ListModels():
@@ -129,6 +132,14 @@ class MembershipHandlers:
         call.reply(Ok())
         if member is not None and member.state != "dead":
             self._gone(member, "left")
+
+    def _doubt(self, call: Call, message: SuspectNode) -> None:
+        """A reader failed at it; the node's own beats say whether it is dead."""
+        transition = self._state.membership.doubt(message.node, message.epoch)
+        if transition is not None:
+            log.info("a reader failed node=%s why=%r", message.node, message.why[:200])
+            self._on_transition(transition)
+        call.reply(Ok())
 
     def _list_nodes(self, call: Call) -> None:
         state = self._state

@@ -15,7 +15,7 @@ from daemons.mc_master.checks import MAX_TOKENS, check_schedule
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BlockLocation
+from daemons.protocol.block import BlockLocation, Spares
 from daemons.protocol.node import ModelDescription, Role
 from daemons.protocol.request import (
     Candidate,
@@ -28,6 +28,7 @@ from daemons.protocol.request import (
     Schedule,
 )
 from daemons.rpc import Call
+from daemons.store.spares import fold
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,16 @@ class RequestHandlers:
             state.metrics.rejections.labels(family_of(error)).inc()
             raise self._explained(error) from None
         block_tokens = self._block_tokens(placement)
+        rows = rows[: placement.matched_tokens // block_tokens]
         matched = state.directory.take(
-            rows[: placement.matched_tokens // block_tokens],
+            rows,
             len(message.hashes),
             now_s=began_s,
             lease_s=state.config.pool.lease_s,
             near=placement.prefill.host_id,
         )
-        plan = self._plan(message, placement, matched)
+        spares = fold(matched, state.directory.replicas_of(rows, now_s=began_s))
+        plan = self._plan(message, placement, matched, spares)
         call.reply(plan)
         self._account(message, placement, plan, request.needed_tokens)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
@@ -146,7 +149,13 @@ class RequestHandlers:
             is_reuse_safe=model.is_reuse_safe,
         )
 
-    def _plan(self, message: Schedule, placement: Placement, matched: list[BlockLocation]) -> Plan:
+    def _plan(
+        self,
+        message: Schedule,
+        placement: Placement,
+        matched: list[BlockLocation],
+        spares: Spares | None,
+    ) -> Plan:
         options = (*placement.prefill_options, *placement.decode_options)
         return Plan(
             request_id=message.request_id,
@@ -158,6 +167,7 @@ class RequestHandlers:
             predicted_ttft_s=placement.predicted_ttft_s,
             candidates=[_candidate(option) for option in options[:MAX_CANDIDATES]],
             policy=placement.policy,
+            spares=spares,
         )
 
     def _put_target(self, placement: Placement, exclude: list[NodeId]) -> PutTarget | None:

@@ -4,6 +4,7 @@ Prefill -> slot -> PrefillStarted -> load || compute -> LayersReady... -> Prefil
 """
 
 from daemons.client.channel_pool import ChannelPool
+from daemons.client.node_health import NodeHealth, suspicion
 from daemons.client.prefix_load import PrefixLoader
 from daemons.client.publisher import Publisher
 from daemons.client.store import BlockReader
@@ -31,7 +32,7 @@ class PrefillApp:
         self._channels = ChannelPool(self.loop)
         self._loader = PrefixLoader(
             self.loop,
-            BlockReader(self._node.transfer),
+            BlockReader(self._node.transfer, NodeHealth(on_suspect=self._report_suspect)),
             num_workers=_NUM_LOADERS,
             timeout_s=config.transfer.timeout_s,
         )
@@ -98,6 +99,10 @@ class PrefillApp:
 
     def _on_model_end(self, job: Job, outcome: Computed | McError) -> None:
         self.loop.call_soon_threadsafe(self._jobs.computed, job, outcome)
+
+    def _report_suspect(self, location: BlockLocation, why: str) -> None:
+        """On a loader's thread."""
+        self.loop.call_soon_threadsafe(self._node.tell_master, suspicion(location, why))
 
     def _report_bad(self, location: BlockLocation, why: str) -> None:
         self._node.tell_master(BadReplica(hash=location.hash, node=location.node, why=why))

@@ -257,7 +257,7 @@ class Jobs:
             partial(self._instance.half, slot), geometry.num_layers, geometry.block_tokens
         )
         job.load = self._loader.start(
-            request.matched, job.num_tokens, target, partial(self._loaded, job)
+            request.matched, job.num_tokens, target, partial(self._loaded, job), request.spares
         )
         if job.load is not None:
             job.holders.add("load")

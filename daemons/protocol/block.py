@@ -69,6 +69,29 @@ class BlockLocation(Record, frozen=True, kw_only=True):
     control: str = ""
 
 
+class ReplicaPlace(Record, frozen=True, kw_only=True):
+    """A DRAM segment that holds spare replicas."""
+
+    node: NodeId
+    region: RegionRef
+    host_id: HostId
+
+
+class SpareReplica(Record, frozen=True, kw_only=True):
+    """One more replica of block `block` of the same reply, with the same bytes: at `offset` of place `place`."""
+
+    block: int
+    place: int
+    offset: int
+
+
+class Spares(Record, frozen=True, kw_only=True):
+    """For a reader whose first choice fails. Few blocks have any, so they are named apart."""
+
+    places: list[ReplicaPlace]
+    replicas: list[SpareReplica]
+
+
 class Match(Message, frozen=True, kw_only=True):
     """To the master: how long a prefix of this chain is sealed, and where. Leases what it names."""
 
@@ -83,6 +106,7 @@ class MatchReply(Message, frozen=True, kw_only=True):
     locations: list[BlockLocation]
     grants: list[RegionGrant] = msgspec.field(default_factory=list)
     """As wanted, for as long as the lease: for each region in order, each opens the next 512 runs of its locations."""
+    spares: Spares | None = None
 
 
 class Locate(Message, frozen=True, kw_only=True):
@@ -246,6 +270,14 @@ class BadReplica(Message, frozen=True, kw_only=True):
 
     hash: BlockHash
     node: NodeId
+    why: str
+
+
+class SuspectNode(Message, frozen=True, kw_only=True):
+    """Reader to master: a read from this life of the node failed. Others are preferred until its next beat."""
+
+    node: NodeId
+    epoch: int
     why: str
 
 

@@ -29,6 +29,7 @@ from daemons.protocol.block import (
     Stage,
     StageAhead,
     StageReply,
+    SuspectNode,
     Unstage,
     WriteDown,
 )
@@ -73,6 +74,7 @@ MasterRequest = (
     | Leave
     | Report
     | BadReplica
+    | SuspectNode
     | Schedule
     | RequestDone
     | Match

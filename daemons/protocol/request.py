@@ -6,7 +6,7 @@ import msgspec
 
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.base import Message, Record
-from daemons.protocol.block import BlockLocation
+from daemons.protocol.block import BlockLocation, Spares
 from daemons.protocol.segment import DataAddress, Grant, RegionRef, Source
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -77,6 +77,8 @@ class Plan(Message, frozen=True, kw_only=True):
     predicted_ttft_s: float
     candidates: list[Candidate] = msgspec.field(default_factory=list)
     policy: str = ""
+    spares: Spares | None = None
+    """Other replicas of the matched blocks."""
 
 
 class Generate(Message, frozen=True, kw_only=True):
@@ -154,6 +156,7 @@ class Prefill(Message, frozen=True, kw_only=True):
     cache: CacheUse
     tenant: str
     hold_ms: int = 30_000
+    spares: Spares | None = None
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):

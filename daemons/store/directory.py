@@ -201,6 +201,16 @@ class Directory:
             ]
         )
 
+    def replicas_of(self, rows: Sequence[int], *, now_s: float) -> list[list[BlockLocation]]:
+        """Every replica of each of these rows that has more than one, as `locate` would name them; only looks."""
+        head, following = self.blocks.head, self.replicas.next
+        return [
+            []
+            if following[head[row]] == NO_ROW
+            else self._locations(sorted(self._live(row, now_s), key=self._preference))
+            for row in rows
+        ]
+
     def locate(
         self, hashes: Sequence[BlockHash], *, now_s: float, lease_s: float
     ) -> list[list[BlockLocation]]:

@@ -1,5 +1,6 @@
 """BlockReader against segments of this process: any placement of blocks, any group of layers, any damage."""
 
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from daemons.client.node_health import NodeHealth
 from daemons.client.store import BlockReader
 from daemons.core.errors import TransferError
 from daemons.core.ids import BlockHash, NodeId, new_epoch
 from daemons.protocol.block import BlockLocation
+from daemons.store import spares
 from daemons.store.seal import Trailer, layer_checksums, seal, trailer_length
 from daemons.store.segment import Segment
 from daemons.transfer import TransferEngine, allocate_shared
@@ -162,6 +165,122 @@ def test_a_lost_node_ends_the_good_blocks_without_blame(nodes: list[Node]) -> No
     assert opened.num_good == 3
     assert opened.bad == []
     assert [location.hash for location, _ in opened.unreachable] == [gone.locations[0].hash]
+
+
+@pytest.fixture(scope="module")
+def twins(nodes: list[Node]) -> Iterator[list[Node]]:
+    """Three nodes with the same blocks in other slots."""
+    first = nodes[0]
+    made = [first]
+    directory = Path(nodes[0].engine.address.unix_path or "/tmp/none/x").parent
+    for seed in (6, 7):
+        twin = make_node(directory, seed, ("shm", "tcp"))
+        for index, at in enumerate(first.locations):
+            mine = twin.locations[index]
+            size = at.length + at.trailer_bytes
+            twin.segment.array[mine.offset : mine.offset + size] = first.segment.array[
+                at.offset : at.offset + size
+            ]
+            twin.locations[index] = msgspec.structs.replace(
+                mine, hash=at.hash, seal_checksum=at.seal_checksum
+            )
+        twin.payloads = first.payloads
+        made.append(twin)
+    yield made
+    for node in made[1:]:
+        node.engine.close()
+
+
+def read_all(
+    reader: BlockReader, replicas: list[list[BlockLocation]], timeout_s: float = 5.0
+) -> tuple[int, list[bytes], list[NodeId]]:
+    chosen = [of_block[0] for of_block in replicas]
+    opened = reader.open(chosen, spares=spares.fold(chosen, replicas), timeout_s=timeout_s)
+    arena = np.zeros((2 * NUM_LAYERS, max(1, len(chosen)) * ROW), np.uint8)
+    targets = [(arena[2 * layer], arena[2 * layer + 1]) for layer in range(NUM_LAYERS)]
+    good = opened.read_layers(0, targets, opened.num_good, timeout_s=timeout_s)
+    blocks = arena.reshape(2 * NUM_LAYERS, -1, ROW)
+    payloads = [blocks[:, index].tobytes() for index in range(good)]
+    return good, payloads, [at.node for at, _ in opened.bad]
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_block_is_good_exactly_while_one_replica_of_it_is(
+    twins: list[Node], data: st.DataObject
+) -> None:
+    holders = st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)
+    picks = data.draw(st.lists(holders, min_size=1, max_size=NUM_BLOCKS))
+    count = len(picks)
+    size = LENGTH + trailer_length(NUM_LAYERS)
+    replica = st.tuples(st.integers(0, 2), st.integers(0, NUM_BLOCKS - 1))
+    damaged = data.draw(st.dictionaries(replica, st.integers(0, size - 1), max_size=10))
+    flips = [
+        (twins[node].segment.array, twins[node].locations[block].offset + at)
+        for (node, block), at in damaged.items()
+    ]
+    for array, at in flips:
+        array[at] ^= 1
+    try:
+        replicas = [[twins[n].locations[b] for n in of_block] for b, of_block in enumerate(picks)]
+        good, payloads, bad = read_all(BlockReader(twins[1].engine), replicas)
+    finally:
+        for array, at in flips:
+            array[at] ^= 1
+    is_good = [any((n, b) not in damaged for n in of_block) for b, of_block in enumerate(picks)]
+    assert good == (is_good.index(False) if False in is_good else count)
+    assert payloads == twins[0].payloads[:good]
+    assert set(bad) <= {twins[node].locations[0].node for node, _ in damaged}
+
+
+def test_a_lost_node_costs_nothing_where_others_have_its_blocks(twins: list[Node]) -> None:
+    gone = make_node(Path("/tmp/mct-none"), 9, ("tcp",))
+    gone.engine.close()
+    told: list[str] = []
+    health = NodeHealth(on_suspect=lambda at, _: told.append(at.node))
+    reader = BlockReader(twins[1].engine, health)
+    dead = [
+        msgspec.structs.replace(at, hash=same.hash, seal_checksum=same.seal_checksum)
+        for at, same in zip(gone.locations, twins[1].locations, strict=True)
+    ]
+    replicas = [list(pair) for pair in zip(dead, twins[1].locations, strict=True)]
+    assert read_all(reader, replicas)[:2] == (NUM_BLOCKS, twins[0].payloads)
+    assert told == [NodeId("node-9")], "found out once, and not asked again"
+    assert read_all(reader, replicas)[0] == NUM_BLOCKS
+    assert told == [NodeId("node-9")]
+    assert reader.read_block(dead[3], twins[2].locations[3]) == twins[0].payloads[3]
+
+
+def test_a_silent_node_delays_a_read_by_the_hedge_and_no_more(twins: list[Node]) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)  # as a stopped process: the kernel connects, nobody answers
+        told: list[str] = []
+        health = NodeHealth(on_suspect=lambda at, _: told.append(at.node))
+        reader = BlockReader(twins[1].engine, health)
+        stopped = []
+        for same in twins[1].locations:
+            address = msgspec.structs.replace(
+                same.region.address,
+                epoch=new_epoch(),
+                tcp=f"127.0.0.1:{silent.getsockname()[1]}",
+                unix_path="",
+            )
+            region = msgspec.structs.replace(same.region, address=address)
+            stopped.append(msgspec.structs.replace(same, node=NodeId("stopped"), region=region))
+        stopped = [msgspec.structs.replace(at, region=stopped[0].region) for at in stopped]
+        replicas = [list(pair) for pair in zip(stopped, twins[1].locations, strict=True)]
+        began_s = time.monotonic()
+        assert read_all(reader, replicas)[0] == NUM_BLOCKS
+        first_s = time.monotonic() - began_s
+        began_s = time.monotonic()
+        assert read_all(reader, replicas)[0] == NUM_BLOCKS
+        next_s = time.monotonic() - began_s
+    assert 0.05 < first_s < 0.5, "the goal is 0.25 s on a quiet machine"
+    assert next_s < first_s
+    assert told == [NodeId("stopped")]
 
 
 def test_layers_out_of_range_are_the_callers_error(nodes: list[Node]) -> None:

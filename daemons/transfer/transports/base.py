@@ -110,6 +110,11 @@ class Batch:
             )
         return remaining
 
+    def patience_s(self) -> float:
+        """How long to wait for a connection or a first answer; raises as `remaining_s`."""
+        remaining_s = self.remaining_s()
+        return remaining_s if self.stall_s is None else min(remaining_s, self.stall_s)
+
     def _check_region(self, generation: Generation | None) -> None:
         numbers = [self.region.address.epoch, self.region.region_id]
         if generation is not None:

@@ -110,7 +110,7 @@ class Paths:
             part = job.parts[send.slice.spans[0].buffer]
             part.deadline_s = job.batch.deadline_s
             part.cancelled = EitherFlag(job.batch.cancelled, job.stop)
-            part.stall_s = STALL_S
+            part.stall_s = min(STALL_S, job.batch.stall_s or STALL_S)
             try:
                 job.run(self._pools[send.path], part)
             except McError as error:

@@ -65,7 +65,7 @@ class ShmTransport:
 
     def read(self, batch: ReadBatch) -> None:
         for is_last in (False, True):
-            peer = self._peer(batch.region.address, batch.remaining_s())
+            peer = self._peer(batch.region.address, batch.patience_s())
             if not self._read_direct(peer, batch):
                 peer.stream.read(batch)
                 return
@@ -143,9 +143,10 @@ class ShmTransport:
     def _read_direct(self, peer: ShmPeer, batch: ReadBatch) -> bool:
         """By map or across; the caller looks whether the peer is still there afterwards."""
         with self._losing(peer, batch.region.address):
-            source, words = peer.find(batch.region.region_id, batch.deadline_s), None
+            until_s = time.monotonic() + batch.patience_s()
+            source, words = peer.find(batch.region.region_id, until_s), None
             if batch.generation is not None:
-                words = peer.find(batch.generation.region_id, batch.deadline_s)
+                words = peer.find(batch.generation.region_id, until_s)
         if isinstance(words, Private):
             return False
         if isinstance(source, Private):

@@ -253,11 +253,11 @@ class StreamPool:
 
     def _open(self, batch: Batch) -> Stream:
         name, epoch = describe(batch.region.address), batch.region.address.epoch
-        remaining_s = batch.remaining_s()
+        patience_s = batch.patience_s()
         if time.monotonic() < self._dead_until_s:
             raise Unreachable(f"cannot connect to {name}: it refused a moment ago")
         try:
-            sock = self._connect(min(remaining_s, self._connect_timeout_s))
+            sock = self._connect(min(patience_s, self._connect_timeout_s))
         except (ConnectionRefusedError, FileNotFoundError, TimeoutError) as error:
             self._dead_until_s = time.monotonic() + _REMEMBER_DEAD_S
             raise Unreachable(f"cannot connect to {name}: {error}") from error

@@ -41,7 +41,7 @@ class Reader:
     def __init__(self) -> None:
         self.opened = Opened()
 
-    def open(self, locations, *, timeout_s):
+    def open(self, locations, *, spares, timeout_s):
         return self.opened
 
 

@@ -51,6 +51,31 @@ def test_one_beat_clears_suspicion() -> None:
     assert changes(members, 2) == []
 
 
+def test_readers_make_a_node_suspect_and_its_next_beat_clears_it() -> None:
+    members = joined()
+    assert members.doubt(N0, 7) is None, "of another life"
+    assert members.doubt(NodeId("n9"), 1) is None
+    transition = members.doubt(N0, 1)
+    assert transition is not None
+    assert (transition.change, transition.member.state) == ("suspect", "suspect")
+    assert members.doubt(N0, 1) is None
+    _, cleared = members.hear(N0, 1, peer=b"p", now_s=1)
+    assert cleared is not None
+    assert members.doubt(N0, 1) is None, "it has just been heard"
+    for _ in range(membership.TRUSTED_TICKS):
+        members.tick()
+        members.hear(N0, 1, peer=b"p", now_s=1)
+    assert members.doubt(N0, 1) is not None
+
+
+def test_doubts_alone_never_make_a_node_dead() -> None:
+    members = joined()
+    for _ in range(50):
+        members.doubt(N0, 1)
+        assert changes(members, 1) == []
+        members.hear(N0, 1, peer=b"p", now_s=1)
+
+
 def test_dead_unknown_or_earlier_life_must_join_again() -> None:
     members = joined()
     for node, epoch in ((N0, 2), (NodeId("other"), 1)):
