@@ -1,7 +1,6 @@
 """What a local cluster consists of: which daemons, on which ports, with which TOML. Pure but for free ports."""
 
 import json
-import os
 import random
 import socket
 from collections.abc import Iterator, Mapping
@@ -17,9 +16,9 @@ from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.config.mc_master import MasterConfig
 from daemons.config.mc_prefill import PrefillConfig
-from daemons.core.errors import ConfigError, Exhausted, Unavailable
-from daemons.core.units import format_size, parse_size
-from mcctl.cluster_record import SEGMENTS, Role
+from daemons.core.errors import ConfigError, Unavailable
+from daemons.core.units import parse_size
+from mcctl.cluster_record import Role
 
 Value = str | int | float | bool | list[str]
 Tables = dict[str, dict[str, Value]]
@@ -128,20 +127,6 @@ def shared_bytes(options: ClusterOptions) -> int:
     """KV arenas and segments together: shared memory that is allocated whole at start."""
     arenas = parse_size(options.kv_memory) * (options.num_prefill + options.num_decode)
     return arenas + parse_size(options.segment) * options.num_cachenodes
-
-
-def check_segment_room(options: ClusterOptions) -> None:
-    """A tmpfs that is too small would end a cache node in mid start. Raises Exhausted."""
-    if options.segment_directory is not None:
-        return  # what an earlier cluster left there is taken over, so only the node knows
-    wanted = parse_size(options.segment) * options.num_cachenodes
-    status = os.statvfs(SEGMENTS)
-    free = status.f_bavail * status.f_frsize
-    if wanted > free:
-        raise Exhausted(
-            f"{SEGMENTS} has {format_size(free)} left, the segments need {format_size(wanted)}; "
-            "choose a smaller --segment"
-        )
 
 
 def to_toml(tables: Tables) -> str:

@@ -20,7 +20,7 @@ PROCESSES: Final = {f"mc-{role}": config_type for role, config_type in CONFIG_TY
 _WIDTH: Final = 100
 _EXAMPLES: Final = {
     "model.path": "/var/lib/mooncake/models/SmolLM2-135M-Instruct",
-    "models": '# "SmolLM2-135M-Instruct" = "/var/lib/mooncake/models/SmolLM2-135M-Instruct"',
+    "models": '"SmolLM2-135M-Instruct" = "/var/lib/mooncake/models/SmolLM2-135M-Instruct"',
 }
 _REQUIRED: Final = object()
 _MEANINGS: Final = {

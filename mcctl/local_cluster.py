@@ -26,7 +26,6 @@ from mcctl import paths
 from mcctl.cluster_plan import (
     ClusterOptions,
     PlannedDaemon,
-    check_segment_room,
     plan_cluster,
     to_toml,
 )
@@ -43,6 +42,7 @@ from mcctl.cluster_record import (
     sweep,
     write_record,
 )
+from mcctl.cluster_room import check_segments
 from mcctl.http_status import get_status
 from mcctl.process_identity import ProcessIdentity, identify, stop_all
 from mcctl.sigterm import SigtermTrap
@@ -240,7 +240,7 @@ class LocalCluster:
 
     def _scratch(self, options: ClusterOptions) -> tuple[Path, Path]:
         """Names that `sweep` finds by the cluster's own name, even if we are killed before the record is written."""
-        check_segment_room(options)
+        check_segments(options)
         if self._is_temporary:
             sockets = self._directory / "s"
             segments = segment_directory(self._directory)

@@ -139,7 +139,8 @@ def run_converter(gguf: Path, directory: Path, dtype: str, progress: Progress) -
         try:
             for line in process.stdout or ():
                 said.append(line.strip())
-                progress(f"converting: {line.strip()}")
+                if not line.startswith("error: "):  # that one is raised below
+                    progress(f"converting: {line.strip()}")
         except BaseException:
             process.kill()
             raise

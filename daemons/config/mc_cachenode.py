@@ -46,6 +46,8 @@ class CopySection(Section, frozen=True, kw_only=True):
     workers: Threads = 2
     max_queued_blocks: Count = 4096
     """Beyond it a put is refused with a time to come back."""
+    drain_s: Seconds = 10.0
+    """Pulls that still run so long after SIGTERM are abandoned; the unit's TimeoutStopSec must be longer."""
 
 
 class ReportSection(Section, frozen=True, kw_only=True):

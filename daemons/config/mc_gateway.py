@@ -58,3 +58,10 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     request: RequestSection = msgspec.field(default_factory=RequestSection)
     master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
     log: LogSection = msgspec.field(default_factory=LogSection)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.models:
+            raise ValueError(
+                '`models` is empty; add NAME = "DIRECTORY" with the tokenizer.json of each model to serve'
+            )

@@ -3,10 +3,10 @@
 import logging
 import os
 import threading
-from typing import Final
 
 from daemons.config.common import topology_file
 from daemons.config.mc_cachenode import CachenodeConfig
+from daemons.config.secret import read_secret
 from daemons.core.ids import Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
@@ -20,15 +20,11 @@ from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
-from daemons.service.secret import read_secret
 from daemons.store.copy_workers import CopyWorkers
 from daemons.transfer import TransferEngine, host_id, prefault_in_background
 from daemons.transfer.topology import host_devices
 
 log = logging.getLogger(__name__)
-
-DRAIN_S: Final = 10.0
-"""Pulls that still run so long after SIGTERM are abandoned: nothing of them was sealed."""
 
 _DRAIN_POLL_S = 0.02
 _FRAGMENTED_FRACTION = 0.9
@@ -44,6 +40,7 @@ class CachenodeApp:
         self._node = NodeId(config.node.id)
         self._epoch = new_epoch()
         self._metrics = CachenodeMetrics()
+        self._drain_s = config.copy.drain_s
         self._orphan_after_s = config.report.orphan_after_s
         # All that may be taken comes before the segment: a start that fails leaves no memory behind.
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
@@ -111,9 +108,12 @@ class CachenodeApp:
         self.loop.run()
 
     def drain(self) -> None:
-        """New puts are refused; those begun are finished and reported, then the node leaves."""
+        """New puts are refused; those begun are finished and reported, then the node leaves.
+
+        Of a pull that is abandoned nothing was sealed.
+        """
         self._handlers.is_draining = True
-        self._wait_for_puts(self.loop.clock() + DRAIN_S)
+        self._wait_for_puts(self.loop.clock() + self._drain_s)
 
     def status(self) -> str:
         slots = self._segment.slots

@@ -17,6 +17,7 @@ from typing import Final
 
 from daemons.config.common import size_bytes
 from daemons.config.mc_cachenode import SegmentSection
+from daemons.config.segment_cut import SLOT_ALIGN
 from daemons.core.errors import ConfigError, TransferError
 from daemons.core.ids import NodeId
 from daemons.core.units import MIB, format_size
@@ -29,7 +30,7 @@ from daemons.store.index_format import (
     replay,
 )
 from daemons.store.index_log import IndexLog
-from daemons.store.segment import SLOT_ALIGN, Segment
+from daemons.store.segment import Segment
 from daemons.transfer import prefault, reopen_shared
 
 log = logging.getLogger(__name__)

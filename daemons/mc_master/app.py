@@ -8,6 +8,7 @@ from daemons.conductor.membership import Member, Membership
 from daemons.conductor.request_log import RequestLog
 from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
+from daemons.config.secret import read_secret
 from daemons.core.ids import NodeId, new_epoch
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
@@ -20,7 +21,6 @@ from daemons.protocol.node import HelloReply, NodeDescription
 from daemons.rpc import Call, Loop, Publisher, Server
 from daemons.service.daemon import software_version
 from daemons.service.metrics import MetricsServer
-from daemons.service.secret import read_secret
 from daemons.store.directory import Directory
 from daemons.store.eviction import POLICIES
 from daemons.transfer import host_id

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from daemons.config.common import topology_file
 from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_prefill import PrefillConfig
+from daemons.config.secret import read_secret
 from daemons.core.ids import NodeId, new_epoch
 from daemons.engine.instance import open_instance
 from daemons.protocol.base import Message
@@ -23,7 +24,6 @@ from daemons.service.data_probe import DataProbes
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
-from daemons.service.secret import read_secret
 from daemons.transfer import TransferEngine, host_id
 from daemons.transfer.topology import host_devices
 

@@ -48,7 +48,7 @@ def summarize(
     met = sum(objectives.are_met(outcome) for outcome in outcomes)
     return SimulationResult(
         cluster=name_of(plan),
-        policy=plan.sharing if isinstance(plan, CoupledPlan) else plan.policy,
+        policy=policy_of(plan),
         num_prefills=num_prefills(plan),
         num_requests=len(outcomes),
         num_rejected=len(outcomes) - len(done),
@@ -75,6 +75,11 @@ def name_of(plan: ClusterPlan) -> str:
         cache = " with prefix cache" if plan.has_prefix_cache else ""
         return f"{plan.num_instances} coupled{cache}"
     return f"{plan.num_prefills}P+{plan.num_decodes}D"
+
+
+def policy_of(plan: ClusterPlan) -> str:
+    """Of the Conductor, or how coupled instances share a step."""
+    return plan.sharing if isinstance(plan, CoupledPlan) else plan.policy
 
 
 def num_prefills(plan: ClusterPlan) -> int:

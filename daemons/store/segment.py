@@ -9,14 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daemons.config.segment_cut import SLOT_ALIGN, default_slab_bytes, slot_bytes
 from daemons.core.errors import Exhausted
-from daemons.core.units import MIB, format_size
+from daemons.core.units import format_size
 from daemons.transfer.memory import SharedMemory, allocate_shared
-
-SLOT_ALIGN = 4096
-_MIN_SLAB = 4 * MIB
-_MAX_SLAB = 256 * MIB
-_SLABS_PER_SEGMENT = 16
 
 
 @dataclass(slots=True)
@@ -63,7 +59,7 @@ class SlabAllocator:
 
     def slot_bytes(self, length: int) -> int:
         """What an allocation of `length` takes."""
-        return -(-length // SLOT_ALIGN) * SLOT_ALIGN
+        return slot_bytes(length)
 
     def is_same_class(self, length: int, other: int) -> bool:
         return self.slot_bytes(length) == self.slot_bytes(other)
@@ -188,12 +184,6 @@ class SlabAllocator:
             f"no slot of {wanted}: {format_size(self.used_bytes)} of {format_size(self.capacity_bytes)} used, "
             f"{format_size(self.free_bytes)} free in slots of other sizes or slab ends"
         )
-
-
-def default_slab_bytes(capacity_bytes: int) -> int:
-    """A sixteenth of the segment within 4..256 MiB, so that many classes fit and ends waste little."""
-    slab = capacity_bytes // _SLABS_PER_SEGMENT // SLOT_ALIGN * SLOT_ALIGN
-    return min(max(slab, _MIN_SLAB), _MAX_SLAB)
 
 
 class Segment:

@@ -16,7 +16,7 @@ from daemons.simulation.disaggregated import POLICY_NAMES, DisaggregatedPlan
 from daemons.simulation.hardware import DEFAULT, HardwareProfile, find_profile
 from daemons.simulation.outcome import Objectives, SimulationResult
 from daemons.simulation.pool import EVICTION_NAMES
-from daemons.simulation.simulate import ClusterPlan, simulate
+from daemons.simulation.simulate import ClusterPlan, name_of, policy_of, simulate
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import render
@@ -267,7 +267,8 @@ def _simulate_all(
     results = []
     with render.progress("replaying") as progress:
         for number, cluster in enumerate(plans, 1):
-            progress(f"{number}/{len(plans)}: replaying {len(requests)} requests")
+            what = f"{name_of(cluster)}, {policy_of(cluster)}"
+            progress(f"{number}/{len(plans)}: replaying {len(requests)} requests on {what}")
             results.append(simulate(requests, cluster, profile, objectives))
     return results
 

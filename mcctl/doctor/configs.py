@@ -10,7 +10,8 @@ from typing import Any, Final
 from daemons.config.base import Section, load_config
 from daemons.config.common import size_bytes
 from daemons.config.mc_cachenode import CachenodeConfig
-from daemons.core.errors import McError
+from daemons.config.secret import read_secret
+from daemons.core.errors import ConfigError, McError
 from daemons.core.units import format_size
 from mcctl.config_text import PROCESSES, process_of
 from mcctl.doctor.finding import Finding
@@ -21,7 +22,6 @@ from mcctl.file_system import file_system
 _MOST_OF_MEMORY: Final = 0.9
 _MODEL_FILES: Final = ("config.json", "tokenizer.json")
 _LISTEN_KEYS: Final = ("listen", "events", "metrics")
-_MIN_SECRET_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +146,18 @@ def _check_models(item: Loaded) -> Iterator[Finding]:
 def _check_secret(item: Loaded) -> Iterator[Finding]:
     for section, key in (("transfer", "secret_file"), ("access", "secret_file")):
         path = getattr(getattr(item.config, section, None), key, "")
-        problem = _secret_problem(Path(path)) if path else ""
-        if problem:
+        try:
+            read_secret(path, f"{section}.{key}")
+        except ConfigError as error:
+            if isinstance(error.__cause__, PermissionError):
+                continue  # the daemon's user may read it, we may not
             yield Finding(
                 severity="error",
                 area="secrets",
                 what=path,
-                problem=f"`{section}.{key}` of {item.path}: {problem}",
+                problem=f"{item.path}: {error.message}",
                 fix=f"openssl rand -hex 32 > {path}; chmod 640 {path}; the same file on every host",
             )
-
-
-def _secret_problem(path: Path) -> str:
-    try:
-        mode, size = path.stat().st_mode, len(path.read_bytes().strip())
-    except PermissionError:
-        return ""  # the daemon's user may read it, we may not
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if mode & 0o007:
-        return "it is open to everyone"
-    return "it holds less than 16 bytes" if size < _MIN_SECRET_BYTES else ""
 
 
 def _check_exposure(item: Loaded) -> Iterator[Finding]:

@@ -83,7 +83,7 @@ def _reloaded(process: str) -> str:
 def _section(table: Table) -> list[str]:
     lines = [f".Ss [{table.name}]", *_sentences(table.text)]
     if table.name == "models":
-        return [*lines, "The names are the operator's; the section is empty by default."]
+        return [*lines, "The names are the operator's; at least one is required."]
     lines.append(".Bl -tag -width Ds")
     for key in table.keys:
         lines += [f".It Ic {key.name}", *_sentences(key.text), *_sentences(sentence(key))]

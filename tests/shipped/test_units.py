@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mcctl import config_text
+
 UNITS = sorted((Path(__file__).parents[2] / "systemd").glob("*.service"))
 needs_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
@@ -60,6 +62,31 @@ def test_unit_has_what_each_needs(unit: Path) -> None:
         assert f"\n{line}\n" in text, line
     assert "\nWatchdogSec=" in text
     assert f"/bin/{process} --config /etc/mooncake/{process}" in text
+
+
+@pytest.mark.parametrize(
+    ("process", "section"),
+    [
+        ("mc-cachenode", "copy"),
+        ("mc-prefill", "prefill"),
+        ("mc-decode", "decode"),
+        ("mc-gateway", "http"),
+    ],
+)
+def test_unit_waits_longer_than_its_daemon_drains(
+    process: str, section: str, checkout: Path
+) -> None:
+    """By default; whoever raises `drain_s` is told by its page to raise the other too."""
+    text = (checkout / "systemd" / f"{process}@.service").read_text()
+    found = re.search(r"^TimeoutStopSec=(\d+)s$", text, flags=re.M)
+    assert found
+    (key,) = [
+        key
+        for table in config_text.tables(config_text.PROCESSES[process])
+        for key in table.keys
+        if (table.name, key.name) == (section, "drain_s")
+    ]
+    assert float(found[1]) >= 1.5 * float(key.default_text)
 
 
 def _analyze(arguments: list[str], directory: Path) -> subprocess.CompletedProcess[str]:

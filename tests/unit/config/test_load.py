@@ -191,7 +191,8 @@ def test_bad_overrides_are_said(override: str) -> None:
     "kind", [MasterConfig, CachenodeConfig, PrefillConfig, DecodeConfig, GatewayConfig]
 )
 def test_every_process_has_a_node_and_a_log_section(kind: type[Section], tmp_path: Path) -> None:
-    overrides = [] if kind not in (PrefillConfig, DecodeConfig) else [f"model.path={tmp_path}"]
+    needed = {GatewayConfig: "models.m", PrefillConfig: "model.path", DecodeConfig: "model.path"}
+    overrides = [f"{needed[kind]}={tmp_path}"] if kind in needed else []
     config = load_config(None, kind, overrides)
     assert config.node.id  # type: ignore[attr-defined]
     assert config.log.level == "info"  # type: ignore[attr-defined]

@@ -6,11 +6,10 @@ import pytest
 import tomli
 
 from daemons.config.base import load_config
-from daemons.core.errors import ConfigError, Exhausted
+from daemons.core.errors import ConfigError
 from mcctl.cluster_plan import (
     CONFIG_TYPES,
     ClusterOptions,
-    check_segment_room,
     plan_cluster,
     to_toml,
 )
@@ -59,8 +58,7 @@ def test_no_port_is_given_twice(tmp_path: Path) -> None:
 
 def test_segments_that_are_kept_lie_where_they_were_told_to(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    options = ClusterOptions(model=Path("/m"), segment="9999TiB", segment_directory=kept)
-    check_segment_room(options)
+    options = ClusterOptions(model=Path("/m"), segment_directory=kept)
     plan = plan_cluster(options, tmp_path, SCRATCH)
     tables = next(daemon.tables for daemon in plan.daemons if daemon.role == "cachenode")
     assert tables["segment"]["directory"] == str(kept)
@@ -83,8 +81,3 @@ def test_override_that_the_daemon_would_refuse_is_refused_here(tmp_path: Path) -
 def test_toml_survives_awkward_values() -> None:
     tables = {"models": {"a.b/c": '/x "y"\\z'}, "t": {"list": ["shm"], "yes": True, "f": 1.5}}
     assert tomli.loads(to_toml(tables)) == tables  # type: ignore[arg-type]
-
-
-def test_segment_larger_than_the_tmpfs_is_refused() -> None:
-    with pytest.raises(Exhausted, match="--segment"):
-        check_segment_room(ClusterOptions(model=Path("/m"), segment="1000TiB"))

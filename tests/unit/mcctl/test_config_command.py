@@ -22,6 +22,8 @@ def test_good_files_are_ok(checkout: Path, capsys: pytest.CaptureFixture[str]) -
         ("mc-master.toml", "[pool\n", "not valid TOML"),
         ("mc-prefill@a.toml", "", "required field `model`"),
         ("mc-cachenode@0.toml", "[segment]\nsize = 'many'\n", "`segment.size`"),
+        ("mc-gateway@a.toml", "", "`models` is empty"),
+        ("mc-gateway.toml", "[models]\n", "`models` is empty"),
         ("other.toml", "", "whose config is it?"),
     ],
 )

@@ -107,9 +107,9 @@ def test_secrets_are_private_and_long(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     text = cachenode(Path("/dev/shm"), f"[transfer]\nsecret_file = '{secret}'\n")
     for content, mode, said in (
-        (None, 0, "cannot be read"),
+        (None, 0, "cannot read"),
         ("a" * 64, 0o644, "open to everyone"),
-        ("short", 0o600, "less than 16"),
+        ("short", 0o600, "less than 16 bytes"),
     ):
         if content is not None:
             secret.write_text(content)

@@ -8,6 +8,7 @@ import pytest
 
 from daemons.core.errors import ConfigError, NotFound, Unavailable
 from mcctl import model_store
+from mcctl.main import main
 
 CONTENT = b"GGUF" + bytes(1000)
 PACKAGED = model_store.PackagedModel(
@@ -105,3 +106,12 @@ def test_without_torch_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(model_store, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"needs torch, safetensors, gguf: pip install"):
         model_store.fetch("tiny", print)
+
+
+def test_file_that_cannot_be_converted_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"no such thing")
+    assert main(["model", "convert", str(bad), str(tmp_path / "out")]) == 78
+    assert capsys.readouterr().err.count("not a readable GGUF file") == 1

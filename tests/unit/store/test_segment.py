@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from daemons.config.segment_cut import SLOT_ALIGN, default_slab_bytes
 from daemons.core.errors import Exhausted
 from daemons.core.units import MIB
-from daemons.store.segment import SLOT_ALIGN, Segment, SlabAllocator, default_slab_bytes
+from daemons.store.segment import Segment, SlabAllocator
 from daemons.transfer import reopen_shared
 
 SLAB = 64 * 1024

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from daemons.config.secret import read_secret
 from daemons.core.errors import ConfigError
-from daemons.service.secret import read_secret
 
 
 def test_a_secret_is_long_and_not_for_everyone(tmp_path: Path) -> None:
