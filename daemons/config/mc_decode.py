@@ -39,6 +39,8 @@ class DecodeSection(Section, frozen=True, kw_only=True):
     """Requests that are still here so long after SIGTERM are cut; the unit's TimeoutStopSec must be longer."""
     publish: bool = True
     """Offer the blocks of answers to the pool, where the canary found them canonical."""
+    put_hold_s: Seconds = 1.0
+    """A put in flight keeps a slot that requests wait for no longer than this; what it has not read by then is lost."""
 
 
 class DecodeConfig(Section, frozen=True, kw_only=True):

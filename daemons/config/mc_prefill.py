@@ -37,6 +37,8 @@ class PrefillSection(Section, frozen=True, kw_only=True):
     """Prompts that are still here so long after SIGTERM are cut; the unit's TimeoutStopSec must be longer."""
     publish: bool = True
     """Offer new blocks to the pool."""
+    put_hold_s: Seconds = 1.0
+    """A put in flight keeps a slot that prompts wait for no longer than this; what it has not read by then is lost."""
 
 
 class PrefillConfig(Section, frozen=True, kw_only=True):

@@ -21,6 +21,11 @@ class DecodeMetrics:
         self.published = Counter(
             "mc_decode_published_blocks", "Answer blocks in the pool", registry=self.registry
         )
+        self.puts_given_up = Counter(
+            "mc_decode_puts_given_up",
+            "Slots that hung puts held and others needed",
+            registry=self.registry,
+        )
         self.waiting = Gauge(
             "mc_decode_waiting", "Requests without KV room", registry=self.registry
         )

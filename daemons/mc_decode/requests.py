@@ -1,5 +1,6 @@
 """The requests of one decode node: admission, streaming, publishing, release. Loop thread only."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from daemons.client.channel_pool import ChannelPool
 from daemons.client.node_health import suspicion
 from daemons.client.publisher import Publisher
+from daemons.client.put_patience import PutPatience
 from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import NodeId, RequestId
@@ -26,6 +28,8 @@ from daemons.protocol.request import (
     Tokens,
 )
 from daemons.rpc import Call, Loop
+
+log = logging.getLogger(__name__)
 
 _STEP_DECAY = 0.9
 
@@ -80,6 +84,7 @@ class Requests:
         self._requests: dict[RequestId, Request] = {}
         self._waiting: deque[Request] = deque()
         self._is_starting = False
+        self._patience = PutPatience[Request](loop, self._config.put_hold_s, self._start_waiting)
         self._step_s = 0.0
 
     @property
@@ -185,11 +190,18 @@ class Requests:
 
     def _give_slot(self, request: Request) -> bool:
         wanted = request.num_prompt_tokens + request.message.sampling.max_tokens
-        try:
-            request.slot = self._instance.arena.allocate(wanted)
-        except Exhausted:
-            return False
-        return True
+        while True:
+            try:
+                request.slot = self._instance.arena.allocate(wanted)
+            except Exhausted:
+                lingering = self._patience.take_due()
+                if lingering is None:
+                    return False
+                log.info("slot given up, its put hangs request=%s", lingering.message.request_id)
+                self.metrics.puts_given_up.inc()
+                self._release(lingering)
+            else:
+                return True
 
     def _on_first_token(self, request: Request) -> None:
         reply, sampling = request.reply, request.message.sampling
@@ -325,13 +337,23 @@ class Requests:
         self._release_if_idle(request)
 
     def _release_if_idle(self, request: Request) -> None:
-        if request.state != "ended" or request.holders or request.num_pulls:
+        if request.state != "ended" or request.num_pulls:
             return
-        self._requests.pop(request.message.request_id, None)
+        if not request.holders:
+            self._release(request)
+        elif request.holders == {"put"} and request.slot is not None:
+            self._patience.begin(request)
+        else:
+            return
+        self._start_waiting()
+
+    def _release(self, request: Request) -> None:
+        self._patience.end(request)
+        if self._requests.get(request.message.request_id) is request:
+            del self._requests[request.message.request_id]
         if request.slot is not None:
             slot, request.slot = request.slot, None
             self._instance.release(slot)
-        self._start_waiting()
 
 
 def _end(request: Request) -> State:

@@ -1,7 +1,8 @@
 """One prompt on its way through a prefill node, and the rules of when its slot may go.
 
 The slot is held by everything that reads or writes it: the model thread, the prefix load, every put in flight, and
-the decode node until it said Pulled. When the last holder lets go the generation is raised and the slot is free.
+the decode node until it said Pulled. When the last holder lets go the generation is raised and the slot is free; puts
+alone hold it for a time only once others wait for room.
 """
 
 import threading
@@ -43,6 +44,11 @@ class Job:
     is_ended: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     num_reused_tokens: int = 0
+
+    @property
+    def is_only_put(self) -> bool:
+        """Nothing but puts in flight holds the slot."""
+        return not self.holders & {"model", "load", "decode"}
 
     @property
     def num_tokens(self) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 
 from daemons.client.prefix_load import LoadTarget, PrefixLoad, PrefixLoader
 from daemons.client.publisher import Publisher, block_meta
+from daemons.client.put_patience import PutPatience
 from daemons.config.mc_prefill import PrefillSection
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import RequestId, short
@@ -71,6 +72,7 @@ class Jobs:
         self._waiting: deque[Job] = deque()
         """Admitted, without a slot yet."""
         self._is_starting = False
+        self._patience = PutPatience[Job](loop, config.put_hold_s, self._start_waiting)
         self._running: dict[RequestId, Job] = {}
         """With a slot, until computed."""
         self._cost = CostFit()
@@ -223,11 +225,18 @@ class Jobs:
             self._is_starting = False
 
     def _give_slot(self, job: Job) -> bool:
-        try:
-            job.slot = self._instance.arena.allocate(job.num_tokens)
-        except Exhausted:
-            return False
-        return True
+        while True:
+            try:
+                job.slot = self._instance.arena.allocate(job.num_tokens)
+            except Exhausted:
+                lingering = self._patience.take_due()
+                if lingering is None:
+                    return False
+                log.info("slot given up, its puts hang request=%s", lingering.request.request_id)
+                self.metrics.puts_given_up.inc()
+                self._release(lingering)
+            else:
+                return True
 
     def _start(self, job: Job) -> None:
         assert job.slot is not None
@@ -322,12 +331,24 @@ class Jobs:
 
     def _let_go(self, job: Job, holder: Holder) -> None:
         job.holders.discard(holder)
-        if job.holders or job.slot is None:
+        if job.slot is None:
             return
+        if not job.holders:
+            self._release(job)
+        elif job.is_only_put:
+            if job.timer is not None:  # nobody has to pull it any more
+                job.timer.cancel()
+            self._patience.begin(job)
+        else:
+            return
+        self._start_waiting()
+
+    def _release(self, job: Job) -> None:
+        self._patience.end(job)
         if job.timer is not None:
             job.timer.cancel()
         job.is_ended = True
         slot, job.slot = job.slot, None
+        assert slot is not None
         self._instance.release(slot)
         self._jobs.pop(job.request.request_id, None)
-        self._start_waiting()

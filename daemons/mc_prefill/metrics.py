@@ -28,6 +28,11 @@ class PrefillMetrics:
         self.published = Counter(
             "mc_prefill_published_blocks", "New blocks in the pool", registry=self.registry
         )
+        self.puts_given_up = Counter(
+            "mc_prefill_puts_given_up",
+            "Slots that hung puts held and others needed",
+            registry=self.registry,
+        )
         self.compute = Histogram(
             "mc_prefill_compute_seconds",
             "Model time of a prompt",

@@ -104,11 +104,8 @@ def test_long_one_at_the_head_is_not_overtaken(bench: Bench) -> None:
 
 
 def test_time_that_ends_in_the_queue_ends_the_request_and_makes_place(bench: Bench) -> None:
-    first = bench.ask(500)
-    bench.until(lambda: bench.requests.num_live == 1)
-    late = bench.ask(500, timeout_s=5.0)
-    bench.until(lambda: bench.requests.num_live == 2)
-    next_one = bench.ask(500)
+    first, late, next_one = bench.ask(500), bench.ask(500, timeout_s=5.0), bench.ask(500)
+    bench.at_prefill(first)  # or the clock jumps while its connection is made, and that has failed
     bench.until(lambda: bench.requests.num_live == 3)
     bench.advance(5.01)
     bench.until(lambda: late.end)
@@ -236,6 +233,38 @@ def test_answer_that_is_being_put_holds_its_slot(bench: Bench) -> None:
     assert answer.reply.num_published_blocks == 2
     assert bench.instance.arena.num_live == 1
     bench.answer_puts()
+    bench.until(lambda: is_free(bench))
+
+
+def test_answer_whose_put_hangs_gives_its_slot_to_one_that_waits(bench: Bench) -> None:
+    """Its generation is raised first, so that the cache node trusts nothing that it reads later."""
+    hung = bench.ask(num_tokens=480, max_tokens=32)
+    request = bench.fill(hung)
+    for token in range(30):
+        bench.step(request, token)
+    source_word = bench.instance.generations
+    bench.step(request, EOS, "stop")
+    bench.let_go()
+    bench.until(lambda: bench.puts and hung.end)
+    guard = bench.puts[0].message.blocks[0].source.generation
+    assert source_word.guard(guard.index).value == guard.value
+    next_one = bench.ask(500)
+    bench.until(lambda: bench.requests.load_view().num_queued == 1)
+    bench.advance(0.9)
+    assert bench.requests.load_view().num_queued == 1
+    bench.advance(0.2)
+    bench.at_prefill(next_one)
+    assert source_word.guard(guard.index).value != guard.value
+    again = bench.ask(request_id=hung.request_id, num_tokens=500)
+    bench.until(lambda: bench.requests.load_view().num_queued == 1)
+    bench.answer_puts()
+    bench.settle()
+    assert bench.requests.load_view().num_queued == 1, "the late answer is not for this one"
+    bench.step(bench.fill(next_one), 1, "stop")
+    bench.let_go()
+    bench.until(lambda: not bench.prefill.prompts[again.request_id].call.is_done)
+    bench.step(bench.fill(again), 1, "stop")
+    bench.let_go()
     bench.until(lambda: is_free(bench))
 
 

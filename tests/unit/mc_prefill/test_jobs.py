@@ -166,6 +166,36 @@ def test_a_put_in_flight_holds_the_slot(bench: Bench) -> None:
     assert bench.arena.num_live == 0
 
 
+def test_slot_of_a_put_that_hangs_goes_to_those_that_wait_and_not_before(bench: Bench) -> None:
+    bench.admit(put_target=SimpleNamespace(node="n", control="c"))
+    job = bench.computing[0]
+    bench.jobs.chunk_done(job, 0, 256)
+    bench.finish()
+    bench.jobs.pulled(job.request.request_id)
+    bench.advance(10)
+    assert bench.arena.num_live == 1, "nobody needs it"
+    bench.admit()
+    assert [job.request.request_id for job in bench.computing] == ["r2"]
+    assert bench.advanced == [0], "a late reader sees that it was reused"
+    [(_, on_done)] = bench.publisher.offers
+    on_done(0)
+    assert (bench.arena.num_live, bench.jobs.num_live) == (1, 1)
+
+
+def test_put_has_its_time_although_others_wait(bench: Bench) -> None:
+    bench.admit(put_target=SimpleNamespace(node="n", control="c"))
+    job = bench.computing[0]
+    bench.jobs.chunk_done(job, 0, 256)
+    bench.admit()
+    bench.finish()
+    bench.jobs.pulled(job.request.request_id)
+    bench.advance(0.9)
+    assert not bench.computing
+    bench.advance(0.2)
+    assert [job.request.request_id for job in bench.computing] == ["r2"]
+    assert bench.jobs.metrics.puts_given_up._value.get() == 1
+
+
 def test_cancelled_while_it_waits_for_room_while_it_waits_for_the_model_and_while_it_is_computed(
     bench: Bench,
 ) -> None:
