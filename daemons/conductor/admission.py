@@ -1,29 +1,41 @@
 """Who is turned away, up front: a request that would wait too long everywhere, or that no node can hold."""
 
-from collections.abc import Sequence
+import numpy as np
 
-from daemons.conductor.decode_placement import can_ever_hold, has_headroom
-from daemons.conductor.view import InstanceView, PlacementRequest
+from daemons.conductor.decode_placement import DecodeCandidates, decode_candidates, shortest_wait
+from daemons.conductor.instance_table import Floats, InstanceTable, Rows
+from daemons.conductor.view import PlacementRequest
+from daemons.conductor.workload import Workload
 from daemons.core.errors import Rejected
 
 MAX_RETRY_AFTER_S = 30.0
 
 
 def admit_prefill(
-    instances: Sequence[InstanceView], request: PlacementRequest, max_queue_s: float
-) -> list[InstanceView]:
-    """Those that can hold the prompt and whose queue is short enough. Raises Rejected when there is none."""
+    table: InstanceTable, rows: Rows, request: PlacementRequest, max_queue_s: float, now_s: float
+) -> tuple[Rows, Floats]:
+    """Those that can hold the prompt and whose queue is short enough, and their queues. Raises Rejected."""
     num_tokens = request.num_prompt_tokens
-    holding = [i for i in instances if i.capacity_tokens == 0 or num_tokens <= i.capacity_tokens]
-    if not holding:
-        largest = max(instance.capacity_tokens for instance in instances)
+    capacity = table.capacity_tokens[rows]
+    can_hold = (capacity == 0) | (num_tokens <= capacity)
+    if not can_hold.all():
+        rows = rows[can_hold]
+    if not len(rows):
         raise Rejected(
-            f"the prompt has {num_tokens} tokens, the largest prefill node holds {largest}; shorten it"
+            f"the prompt has {num_tokens} tokens, the largest prefill node holds {capacity.max()}; shorten it"
         )
-    admitted = [instance for instance in holding if instance.queue_s <= max_queue_s]
-    if not admitted:
-        raise _too_long("prefill", min(i.queue_s for i in holding), max_queue_s)
-    return admitted
+    queue_s = prefill_queue_s(table, rows, now_s)
+    is_short = queue_s <= max_queue_s
+    if not is_short.any():
+        raise _too_long("prefill", float(queue_s.min()), max_queue_s)
+    return (rows, queue_s) if is_short.all() else (rows[is_short], queue_s[is_short])
+
+
+def prefill_queue_s(table: InstanceTable, rows: Rows, now_s: float) -> Floats:
+    """The longer of what we promised and what it reports as waiting."""
+    promised_s = np.maximum(0.0, table.busy_until_s[rows] - now_s)
+    queue_s: Floats = np.maximum(promised_s, table.reported_queue_s[rows])
+    return queue_s
 
 
 def admit_first_token(predicted_s: float, slo_s: float) -> None:
@@ -37,24 +49,28 @@ def admit_first_token(predicted_s: float, slo_s: float) -> None:
 
 
 def admit_decode(
-    instances: Sequence[InstanceView], request: PlacementRequest, max_queue_s: float
-) -> list[InstanceView]:
-    """Those with room for its KV now, or soon enough. Raises Rejected when there is none."""
-    holding = [instance for instance in instances if can_ever_hold(instance, request)]
-    if not holding:
-        largest = max(instance.capacity_tokens for instance in instances)
+    table: InstanceTable,
+    workload: Workload,
+    rows: Rows,
+    request: PlacementRequest,
+    *,
+    max_queue_s: float,
+    now_s: float,
+) -> tuple[DecodeCandidates, tuple[int, float] | None]:
+    """Those with room for its KV now; where there is none, the one that has it soonest. Raises Rejected."""
+    candidates = decode_candidates(table, rows, request)
+    if not len(candidates.rows):
+        largest = table.capacity_tokens[rows].max()
         raise Rejected(
             f"the request needs {request.needed_tokens} tokens of KV (prompt + max_tokens), the largest decode node "
             f"holds {largest}; lower max_tokens"
         )
-    admitted = [
-        instance
-        for instance in holding
-        if has_headroom(instance, request) or instance.queue_s <= max_queue_s
-    ]
-    if not admitted:
-        raise _too_long("decode", min(i.queue_s for i in holding), max_queue_s)
-    return admitted
+    if len(candidates.roomy):
+        return candidates, None
+    wait = shortest_wait(table, workload, candidates.rows, request, now_s=now_s)
+    if wait[1] > max_queue_s:
+        raise _too_long("decode", wait[1], max_queue_s)
+    return candidates, wait
 
 
 def _too_long(stage: str, shortest_s: float, max_queue_s: float) -> Rejected:

@@ -1,49 +1,111 @@
-"""Which instance decodes: the least predicted time between tokens once the request is in its batch, KV permitting."""
+"""Which instance decodes: the least predicted time between tokens once the request is in its batch, KV permitting.
 
-from collections.abc import Sequence
+The batch is that of the moment when the request arrives there, its prefill done: who is predicted to have ended by
+then is not counted. Instances with room for it now come before those that would wait for it.
+"""
+
 from dataclasses import dataclass
 
-from daemons.conductor.view import InstanceView, Option, PlacementRequest
+import numpy as np
+
+from daemons.conductor.instance_table import Floats, InstanceTable, Rows
+from daemons.conductor.view import Option, PlacementRequest
+from daemons.conductor.workload import Workload
 
 TIE_FRACTION = 0.02
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeCandidates:
+    """Who could ever hold it. `roomy`: positions of those with room beside all that was promised before."""
+
+    rows: Rows
+    roomy: Rows
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """`step_s`: predicted time between tokens after insertion."""
+    """`chosen` is a position among `rows`; `step_s` of each: predicted time between tokens after insertion."""
 
-    node: InstanceView
-    step_s: float
-    options: tuple[Option, ...]
-
-
-def can_ever_hold(instance: InstanceView, request: PlacementRequest) -> bool:
-    return instance.capacity_tokens == 0 or request.needed_tokens <= instance.capacity_tokens
+    chosen: int
+    rows: Rows
+    step_s: Floats
+    queue_s: float
+    """Until the chosen one has room."""
 
 
-def has_headroom(instance: InstanceView, request: PlacementRequest) -> bool:
-    """Room for the whole request beside all that was promised before."""
-    return (
-        instance.capacity_tokens == 0
-        or instance.reserved_tokens + request.needed_tokens <= instance.capacity_tokens
-    )
+def decode_candidates(
+    table: InstanceTable, rows: Rows, request: PlacementRequest
+) -> DecodeCandidates:
+    capacity = table.capacity_tokens[rows]
+    needed = request.needed_tokens
+    can_hold = (capacity == 0) | (needed <= capacity)
+    if not can_hold.all():
+        rows, capacity = rows[can_hold], capacity[can_hold]
+    has_room = (capacity == 0) | (table.reserved_tokens[rows] + needed <= capacity)
+    return DecodeCandidates(rows, np.flatnonzero(has_room))
 
 
-def choose_decode(instances: Sequence[InstanceView], request: PlacementRequest) -> DecodeChoice:
-    """`instances` is not empty and each may serve. Those with room now come before those that would wait for it."""
-    steps = [
-        (instance, instance.cost.step_with(instance.num_requests + 1)) for instance in instances
-    ]
-    options = tuple(
-        Option(instance.node, instance.queue_s, 0.0, step_s, 0) for instance, step_s in steps
-    )
-    roomy = [step for step in steps if has_headroom(step[0], request)]
-    if roomy:
-        limit = min(step_s for _, step_s in roomy) * (1 + TIE_FRACTION)
-        chosen, step_s = min(
-            (step for step in roomy if step[1] <= limit),
-            key=lambda step: (step[0].last_chosen, step[0].node),
+def shortest_wait(
+    table: InstanceTable,
+    workload: Workload,
+    rows: Rows,
+    request: PlacementRequest,
+    *,
+    now_s: float,
+) -> tuple[int, float]:
+    """(position, seconds) of the one of these full instances that has room first; equal ones in their order.
+
+    None has it before its first request ends, so few need to be looked at closely.
+    """
+    bounds = np.maximum(0.0, table.ends_s[rows].min(axis=1) - now_s)
+    best, best_s = 0, np.inf
+    for position in np.argsort(bounds, kind="stable").tolist():
+        if bounds[position] > best_s:
+            break
+        described = table.described(rows[position])
+        wait_s = workload.decode_wait_s(
+            described.node, described.capacity_tokens, request.needed_tokens, now_s=now_s
         )
-    else:
-        chosen, step_s = min(steps, key=lambda step: (step[0].queue_s, step[1], step[0].node))
-    return DecodeChoice(chosen, step_s, options)
+        if wait_s < best_s or (wait_s == best_s and position < best):
+            best, best_s = position, wait_s
+    return best, float(best_s)
+
+
+def choose_decode(
+    table: InstanceTable,
+    candidates: DecodeCandidates,
+    request: PlacementRequest,
+    *,
+    wait: tuple[int, float] | None,
+    at_s: float,
+) -> DecodeChoice:
+    """`wait`: of `shortest_wait`, where nobody is roomy. `at_s`: when its KV will be there."""
+    rows = candidates.rows
+    step_s = predicted_step_s(table, rows, request, at_s=at_s)
+    if wait is not None:
+        return DecodeChoice(wait[0], rows, step_s, wait[1])
+    roomy = candidates.roomy
+    steps = step_s[roomy]
+    equal = roomy[steps <= steps.min() * (1 + TIE_FRACTION)]
+    chosen = int(equal[np.argmin(table.last_chosen[rows[equal]])])
+    return DecodeChoice(chosen, rows, step_s, 0.0)
+
+
+def predicted_step_s(
+    table: InstanceTable, rows: Rows, request: PlacementRequest, *, at_s: float
+) -> Floats:
+    """Of each, with this request beside those that are still there at that time."""
+    ends_s = table.ends_s[rows]
+    has_ended = ends_s <= at_s
+    context = np.where(has_ended, 0, table.context_tokens[rows]).sum(axis=1)
+    present = np.maximum(table.num_promised[rows], table.num_reported[rows])
+    others = np.maximum(0, present - has_ended.sum(axis=1))
+    return table.costs(rows).decode_step_s(others, context + request.context_tokens)
+
+
+def decode_option(
+    table: InstanceTable, choice: DecodeChoice, position: int, queue_s: float
+) -> Option:
+    node = table.node(choice.rows[position])
+    return Option(node, queue_s, 0.0, float(choice.step_s[position]), 0)

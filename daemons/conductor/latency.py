@@ -2,6 +2,7 @@
 
 prefill(n tokens, of which c are reused) = fixed + token * u + token_context * u * (c + u/2), with u = n - c: linear
 work plus attention to what stands before, the middle of the new tokens seeing c + u/2 (design section 7).
+decode step of B sequences with k tokens of context in all = step + sequence * (B - 1) + context_token * k.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ REMOTE_LOAD_FACTOR = 4.0
 """A block of another host crosses the network; until measured, so many times the cost of one mapped here."""
 MAX_TERM_S = 3600.0
 BATCH_STEP_FRACTION = 0.06
-"""How much one more sequence lengthens a decode step; steps are bound by reading the weights."""
+"""How much one more sequence lengthens a decode step until measured; steps are bound by reading the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class CostModel:
     step_s: float = 0.03
     load_token_s: float = 4e-6
     remote_load_factor: float = REMOTE_LOAD_FACTOR
+    sequence_s: float = 0.03 * BATCH_STEP_FRACTION
+    context_token_s: float = 0.0
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """At least one token is computed: the last one's logits are needed."""
@@ -36,9 +39,9 @@ class CostModel:
         """Reading reused KV of so many tokens from this host and from others."""
         return self.load_token_s * (num_local + self.remote_load_factor * num_remote)
 
-    def step_with(self, num_sequences: int) -> float:
-        """One decode step with so many more in the batch than the measured step had."""
-        return self.step_s * (1 + BATCH_STEP_FRACTION * num_sequences)
+    def decode_step_s(self, num_others: int, context_tokens: int) -> float:
+        """One step of a sequence beside so many others; `context_tokens` are those of all of them."""
+        return self.step_s + self.sequence_s * num_others + self.context_token_s * context_tokens
 
 
 def measured(load: InstanceLoad | None) -> CostModel:
@@ -52,9 +55,11 @@ def measured(load: InstanceLoad | None) -> CostModel:
         # A fit may have found a term to be nothing: that is a measurement too.
         fixed_s, token_s, token_context_s = (t if _is_measured(t) else 0.0 for t in terms)
         prefill = CostModel(fixed_s=fixed_s, token_s=token_s, token_context_s=token_context_s)
+    step_s = load.decode_step_s if _is_measured(load.decode_step_s) else default.step_s
     return replace(
         prefill,
-        step_s=load.decode_step_s if _is_measured(load.decode_step_s) else default.step_s,
+        step_s=step_s,
+        sequence_s=step_s * BATCH_STEP_FRACTION,
         load_token_s=load.load_token_s if _is_measured(load.load_token_s) else default.load_token_s,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from daemons.core.errors import Conflict, Exhausted, Unavailable
-from daemons.core.ids import Epoch, NodeId
+from daemons.core.ids import Epoch, HostId, NodeId
 from daemons.protocol.block import Tier, TierUsage
 from daemons.protocol.node import InstanceLoad, NodeDescription, NodeState
 
@@ -65,6 +65,11 @@ class Membership:
         self.suspect_beats = suspect_beats
         self.dead_beats = max(dead_beats, suspect_beats)
         self._members: dict[NodeId, Member] = {}
+        self._by_host: dict[HostId, list[Member]] | None = None
+        """Made when asked for, void when somebody comes or goes."""
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._members
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -74,6 +79,14 @@ class Membership:
 
     def get(self, node: NodeId) -> Member | None:
         return self._members.get(node)
+
+    def on_host(self, host: HostId) -> list[Member]:
+        """Dead ones included, in the order they joined."""
+        if self._by_host is None:
+            self._by_host = {}
+            for member in self:
+                self._by_host.setdefault(member.node.host_id, []).append(member)
+        return self._by_host.get(host, [])
 
     def join(self, node: NodeDescription, *, peer: bytes, now_s: float) -> Member | None:
         """Add it, in place of the earlier life of the same id, which is returned.
@@ -103,6 +116,7 @@ class Membership:
             others = [epoch for epoch in earlier.replaced if epoch != node.epoch]
             member.replaced = (*others, earlier.node.epoch)[-MAX_REPLACED:]
         self._members[node.node] = member
+        self._by_host = None
         return earlier
 
     def hear(
@@ -137,6 +151,7 @@ class Membership:
         member = self._members.get(node)
         if member is None or member.node.epoch != epoch:
             return None
+        self._by_host = None
         return self._members.pop(node)
 
     def tick(self) -> list[Transition]:
@@ -148,6 +163,7 @@ class Membership:
             if member.state == "dead":
                 if member.missed_beats > KEEP_DEAD_TICKS:
                     del self._members[member.node.node]
+                    self._by_host = None
                     changes.append(Transition(member, "forgotten"))
             elif member.missed_beats > self.dead_beats:
                 member.state = "dead"

@@ -1,15 +1,31 @@
 """The whole decision: prefill and decode together, of one model and one namespace. Same inputs, same plan."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
 
 from daemons.conductor.admission import admit_decode, admit_first_token, admit_prefill
-from daemons.conductor.decode_placement import choose_decode
-from daemons.conductor.prefill_placement import POLICIES, Tuning
-from daemons.conductor.view import ClusterView, InstanceRole, InstanceView, Option, PlacementRequest
+from daemons.conductor.decode_placement import DecodeChoice, choose_decode, decode_option
+from daemons.conductor.instance_table import Floats, InstanceTable, Rows
+from daemons.conductor.prefill_placement import (
+    POLICIES,
+    PrefillCandidates,
+    PrefillChoice,
+    Tuning,
+    candidates_of,
+)
+from daemons.conductor.view import InstanceRole, InstanceView, Option, PlacementRequest
+from daemons.conductor.workload import Workload
 from daemons.core.errors import NotFound, Rejected, Unavailable
+from daemons.protocol.node import NodeState
 
 RETRY_AFTER_MS = 500
+MAX_OPTIONS: Final = 12
+"""Of each role, the best of those that were weighed: what `mcctl request explain` shows."""
+
+_ROLES: Final[tuple[InstanceRole, ...]] = ("prefill", "decode")
+_STATES: Final[tuple[NodeState, ...]] = ("alive", "suspect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +44,28 @@ class Placement:
     decode_options: tuple[Option, ...]
 
 
-def place(view: ClusterView, request: PlacementRequest, tuning: Tuning) -> Placement:
-    """Raises NotFound (no such model), Unavailable (nobody alive), Rejected (admission).
+def place(
+    table: InstanceTable,
+    workload: Workload,
+    request: PlacementRequest,
+    tuning: Tuning,
+    *,
+    now_s: float,
+) -> Placement:
+    """Raises NotFound (no such model), Unavailable (nobody alive), Rejected (admission). Changes nothing.
 
     Where several namespaces serve the model, the best plan of any of them; suspect nodes only when nothing else.
     """
-    serving = [instance for instance in view.instances if instance.model == request.model]
-    if not serving:
-        raise _unknown_model(view, request.model)
-    usable = [
-        instance
-        for instance in serving
-        if instance.state != "dead"
-        and instance.node not in request.exclude
-        and request.namespace in (b"", instance.namespace)
-    ]
-    pairs = _pairs(usable)
+    if request.model not in table.models():
+        raise _unknown_model(table, request.model)
+    pairs = _pairs(table, request)
     if not pairs:
-        raise _nobody(serving, usable, request)
+        raise _nobody(table, request)
     placements, refusal = [], None
     for prefills, decodes in pairs:
         try:
-            placements.append(_place_in(prefills, decodes, request, tuning))
+            decision = _Decision(table, workload, request, tuning, now_s)
+            placements.append(decision.make(prefills, decodes))
         except Rejected as error:
             refusal = error
     if not placements:
@@ -60,62 +76,132 @@ def place(view: ClusterView, request: PlacementRequest, tuning: Tuning) -> Place
     )
 
 
-def _place_in(
-    prefills: list[InstanceView],
-    decodes: list[InstanceView],
-    request: PlacementRequest,
-    tuning: Tuning,
-) -> Placement:
-    prefills = admit_prefill(prefills, request, tuning.max_queue_s)
-    decode = choose_decode(admit_decode(decodes, request, tuning.max_queue_s), request)
-    if not decode.node.is_reuse_safe:
-        request = replace(request, matched_tokens=0)
-    choice = POLICIES[tuning.policy](prefills, request, tuning)
-    chosen = choice.chosen
-    admit_first_token(chosen.total_s, tuning.ttft_slo_s)
-    instance = next(i for i in prefills if i.node == chosen.node)
-    return Placement(
-        prefill=instance,
-        decode=decode.node,
-        matched_tokens=chosen.matched_tokens,
-        prefill_work_s=chosen.work_s,
-        step_s=decode.step_s,
-        predicted_ttft_s=chosen.total_s,
-        policy=tuning.policy,
-        prefill_options=choice.options,
-        decode_options=decode.options,
-    )
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    table: InstanceTable
+    workload: Workload
+    request: PlacementRequest
+    tuning: Tuning
+    now_s: float
+
+    def make(self, prefills: Rows, decodes: Rows) -> Placement:
+        """Among the instances of one namespace."""
+        table, request, tuning = self.table, self.request, self.tuning
+        prefills, queue_s = admit_prefill(table, prefills, request, tuning.max_queue_s, self.now_s)
+        admitted, wait = admit_decode(
+            table, self.workload, decodes, request, max_queue_s=tuning.max_queue_s, now_s=self.now_s
+        )
+        candidates, choice = self._choose_prefill(prefills, queue_s, request)
+        at_s = self.now_s + _option(table, candidates, choice, choice.chosen).total_s
+        decode = choose_decode(table, admitted, request, wait=wait, at_s=at_s)
+        if not table.is_reuse_safe[decode.rows[decode.chosen]] and request.matched_tokens:
+            candidates, choice = self._choose_prefill(
+                prefills, queue_s, replace(request, matched_tokens=0)
+            )
+        chosen = _option(table, candidates, choice, choice.chosen)
+        admit_first_token(chosen.total_s, tuning.ttft_slo_s)
+        return Placement(
+            prefill=table.view(int(candidates.rows[choice.chosen]), chosen.queue_s),
+            decode=table.view(int(decode.rows[decode.chosen]), decode.queue_s),
+            matched_tokens=chosen.matched_tokens,
+            prefill_work_s=chosen.work_s,
+            step_s=float(decode.step_s[decode.chosen]),
+            predicted_ttft_s=chosen.total_s,
+            policy=tuning.policy,
+            prefill_options=tuple(
+                _option(table, candidates, choice, position)
+                for position in _best(choice.weighed.total_s, choice.chosen)
+            ),
+            decode_options=self._decode_options(decode),
+        )
+
+    def _choose_prefill(
+        self, rows: Rows, queue_s: Floats, request: PlacementRequest
+    ) -> tuple[PrefillCandidates, PrefillChoice]:
+        candidates = candidates_of(self.table, rows, queue_s, request)
+        return candidates, POLICIES[self.tuning.policy](candidates, self.tuning)
+
+    def _decode_options(self, choice: DecodeChoice) -> tuple[Option, ...]:
+        table = self.table
+        options = []
+        for position in _best(choice.step_s, choice.chosen):
+            described = table.described(choice.rows[position])
+            queue_s = self.workload.decode_wait_s(
+                described.node,
+                described.capacity_tokens,
+                self.request.needed_tokens,
+                now_s=self.now_s,
+            )
+            options.append(decode_option(table, choice, position, queue_s))
+        return tuple(options)
 
 
-def _pairs(usable: list[InstanceView]) -> list[tuple[list[InstanceView], list[InstanceView]]]:
+def _option(
+    table: InstanceTable, candidates: PrefillCandidates, choice: PrefillChoice, position: int
+) -> Option:
+    return choice.weighed.option(position, table.node(candidates.rows[position]))
+
+
+def _best(value: Floats, chosen: int) -> list[int]:
+    """Positions of the least MAX_OPTIONS values in their order, the chosen one always among them."""
+    if len(value) > MAX_OPTIONS:
+        least = np.argpartition(value, MAX_OPTIONS - 1)[:MAX_OPTIONS]
+        if chosen not in least:
+            least[np.argmax(value[least])] = chosen
+    else:
+        least = np.arange(len(value))
+    best: list[int] = least[np.argsort(value[least], kind="stable")].tolist()
+    return best
+
+
+def _pairs(table: InstanceTable, request: PlacementRequest) -> list[tuple[Rows, Rows]]:
     """(prefills, decodes) of each namespace; only pairs of healthy ones when there is any."""
-    for states in (("alive",), ("alive", "suspect")):
+    for states in (_STATES[:1], _STATES):
         pairs = []
-        for namespace in sorted({i.namespace for i in usable}):
-            same = [i for i in usable if i.namespace == namespace]
-            prefills = _best_state(same, "prefill", states)
-            decodes = _best_state(same, "decode", states)
-            if prefills and decodes:
+        for namespace in _asked_namespaces(table, request):
+            prefills = _best_state(table, request, namespace, "prefill", states)
+            decodes = _best_state(table, request, namespace, "decode", states)
+            if len(prefills) and len(decodes):
                 pairs.append((prefills, decodes))
         if pairs:
             return pairs
     return []
 
 
+def _asked_namespaces(table: InstanceTable, request: PlacementRequest) -> list[bytes]:
+    serving = table.namespaces(request.model)
+    return [name for name in serving if request.namespace in (b"", name)]
+
+
 def _best_state(
-    instances: Iterable[InstanceView], role: InstanceRole, states: tuple[str, ...]
-) -> list[InstanceView]:
+    table: InstanceTable,
+    request: PlacementRequest,
+    namespace: bytes,
+    role: InstanceRole,
+    states: tuple[NodeState, ...],
+) -> Rows:
     """Of this role in the first of these states that anyone is in."""
-    ours = [instance for instance in instances if instance.role == role]
     for state in states:
-        found = [instance for instance in ours if instance.state == state]
-        if found:
-            return found
-    return []
+        rows = _usable(table, request, namespace, role, state)
+        if len(rows):
+            break
+    return rows
 
 
-def _unknown_model(view: ClusterView, model: str) -> NotFound | Unavailable:
-    known = sorted({instance.model for instance in view.instances})
+def _usable(
+    table: InstanceTable,
+    request: PlacementRequest,
+    namespace: bytes,
+    role: InstanceRole,
+    state: NodeState,
+) -> Rows:
+    rows = table.rows(request.model, namespace, role, state)
+    excluded = [table.row_by_node[node] for node in request.exclude if node in table.row_by_node]
+    return rows[~np.isin(rows, excluded)] if excluded else rows
+
+
+def _unknown_model(table: InstanceTable, model: str) -> NotFound | Unavailable:
+    known = table.models()
     if not known:
         return Unavailable(
             "no prefill or decode node has joined yet", retry_after_ms=RETRY_AFTER_MS
@@ -123,18 +209,22 @@ def _unknown_model(view: ClusterView, model: str) -> NotFound | Unavailable:
     return NotFound(f"model {model!r} is not served here; known: {', '.join(known)}")
 
 
-def _nobody(
-    serving: list[InstanceView], usable: list[InstanceView], request: PlacementRequest
-) -> Unavailable:
+def _nobody(table: InstanceTable, request: PlacementRequest) -> Unavailable:
     model = request.model
-    roles = {instance.role for instance in usable}
-    missing = " and no ".join(role for role in ("prefill", "decode") if role not in roles)
+    roles = {
+        role
+        for namespace in _asked_namespaces(table, request)
+        for role in _ROLES
+        for state in _STATES
+        if len(_usable(table, request, namespace, role, state))
+    }
+    missing = " and no ".join(role for role in _ROLES if role not in roles)
     why = (
         f"no {missing} node is up for {model!r}"
         if missing
         else f"the prefill and decode nodes of {model!r} do not share a namespace (dtype, block, chunk, threads)"
     )
-    others = {i.namespace for i in serving if i.state != "dead"} - {request.namespace}
+    others = set(table.namespaces(model)) - {request.namespace}
     if request.namespace and others:
         why += (
             f" in namespace {request.namespace.hex()[:8]}, that of the request; instances of "

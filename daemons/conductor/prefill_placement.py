@@ -1,13 +1,19 @@
-"""Which instance prefills: policies as pure functions of (instances, request, tuning), in a table by config name.
+"""Which instance prefills: policies as pure functions of (candidates, tuning), in a table by config name.
 
-Every policy weighs all instances it is given and says what it saw; the caller has left out those that may not serve.
+Every policy weighs all candidates at once, each a position in columns; the caller has left out those that may not
+serve. Among near-equal ones the least recently chosen wins, then the first by name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from daemons.conductor.view import InstanceView, Option, PlacementRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.conductor.instance_table import CostColumns, Floats, InstanceTable, Ints, Rows
+from daemons.conductor.view import Option, PlacementRequest
+from daemons.core.ids import NodeId
 
 _LEAST_TOKEN_S = 1e-9
 """For a model that has measured nothing yet: below any real one."""
@@ -31,126 +37,171 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillCandidates:
+    """Who may prefill, in the order of their names. `local_tokens`: what each may reuse of its own host, `most_tokens`
+    of the whole pool.
+    """
+
+    request: PlacementRequest
+    rows: Rows
+    queue_s: Floats
+    costs: CostColumns
+    local_tokens: Ints
+    most_tokens: Ints
+    num_requests: Ints
+    last_chosen: Ints
+
+    def reusing(self, matched: Ints) -> "Weighed":
+        """Time to the first token of each with so many tokens reused."""
+        local = np.minimum(matched, self.local_tokens)
+        return Weighed(
+            self.queue_s,
+            self.costs.load_s(local, matched - local),
+            self.costs.prefill_s(self.request.num_prompt_tokens, matched),
+            matched,
+        )
+
+    def take_turns(self, value: Floats) -> int:
+        """The position of the least value; among the near-equal the least recently chosen."""
+        best = float(value.min())
+        limit = best + max(TIE_S, TIE_FRACTION * best)
+        equal = np.flatnonzero(value <= limit)
+        return int(equal[np.argmin(self.last_chosen[equal])])
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """The terms of an Option for each candidate."""
+
+    queue_s: Floats
+    load_s: Floats
+    prefill_s: Floats
+    matched_tokens: Ints
+
+    @property
+    def total_s(self) -> Floats:
+        total_s: Floats = self.queue_s + np.maximum(self.load_s, self.prefill_s)
+        return total_s
+
+    def option(self, position: int, node: NodeId) -> Option:
+        return Option(
+            node=node,
+            queue_s=float(self.queue_s[position]),
+            load_s=float(self.load_s[position]),
+            prefill_s=float(self.prefill_s[position]),
+            matched_tokens=int(self.matched_tokens[position]),
+        )
+
+    def where(self, is_better: NDArray[np.bool_], other: "Weighed") -> "Weighed":
+        """`other` for the candidates it is better for."""
+        return Weighed(
+            self.queue_s,
+            np.where(is_better, other.load_s, self.load_s),
+            np.where(is_better, other.prefill_s, self.prefill_s),
+            np.where(is_better, other.matched_tokens, self.matched_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    chosen: Option
-    options: tuple[Option, ...]
+    """`chosen` is a position among the candidates."""
+
+    chosen: int
+    weighed: Weighed
 
 
-PrefillPolicy = Callable[[Sequence[InstanceView], PlacementRequest, Tuning], PrefillChoice]
+PrefillPolicy = Callable[[PrefillCandidates, Tuning], PrefillChoice]
 
 
-def fastest_reuse(instance: InstanceView, request: PlacementRequest, tuning: Tuning) -> Option:
-    """The least predicted time here over: reuse all that matched, only what this host holds, or nothing."""
-    local = local_tokens(instance, request)
-    most = usable_tokens(instance, request) if tuning.may_pull else local
-    return min(
-        (option_with(instance, request, matched) for matched in dict.fromkeys((most, local, 0))),
-        key=lambda option: option.total_s,
+def candidates_of(
+    table: InstanceTable, rows: Rows, queue_s: Floats, request: PlacementRequest
+) -> PrefillCandidates:
+    is_safe = table.is_reuse_safe[rows]
+    most = np.where(is_safe, request.matched_tokens, 0)
+    local = np.minimum(most, table.by_host(request.local_tokens)[rows])
+    return PrefillCandidates(
+        request=request,
+        rows=rows,
+        queue_s=queue_s,
+        costs=table.costs(rows),
+        local_tokens=local,
+        most_tokens=most,
+        num_requests=np.maximum(table.num_promised[rows], table.num_reported[rows]),
+        last_chosen=table.last_chosen[rows],
     )
 
 
-def option_with(instance: InstanceView, request: PlacementRequest, matched: int) -> Option:
-    """Time to the first token with so many tokens reused."""
-    local = min(matched, local_tokens(instance, request))
-    return Option(
-        node=instance.node,
-        queue_s=instance.queue_s,
-        load_s=instance.cost.load_s(local, matched - local),
-        prefill_s=instance.cost.prefill_s(request.num_prompt_tokens, matched),
-        matched_tokens=matched,
-    )
+def fastest_reuse(candidates: PrefillCandidates, tuning: Tuning) -> Weighed:
+    """The least predicted time each: reuse all that matched, only what its host holds, or nothing."""
+    local = candidates.local_tokens
+    most = candidates.most_tokens if tuning.may_pull else local
+    best = candidates.reusing(most)
+    if not most.any():
+        return best
+    for matched in (local, np.zeros_like(local)):
+        other = candidates.reusing(matched)
+        best = best.where(other.total_s < best.total_s, other)
+    return best
 
 
-def usable_tokens(instance: InstanceView, request: PlacementRequest) -> int:
-    return request.matched_tokens if instance.is_reuse_safe else 0
-
-
-def local_tokens(instance: InstanceView, request: PlacementRequest) -> int:
-    if not instance.is_reuse_safe:
-        return 0
-    return min(request.matched_tokens, request.local_tokens.get(instance.host_id, 0))
-
-
-def by_random(
-    instances: Sequence[InstanceView], request: PlacementRequest, tuning: Tuning
-) -> PrefillChoice:
+def by_random(candidates: PrefillCandidates, tuning: Tuning) -> PrefillChoice:
     """Baseline. The draw depends on the seed and the request's id only."""
-    options = _options(instances, request, tuning)
-    return PrefillChoice(Random(f"{tuning.seed}:{request.request_id}").choice(options), options)
+    draw = Random(f"{tuning.seed}:{candidates.request.request_id}")
+    chosen = draw.randrange(len(candidates.rows))
+    return PrefillChoice(chosen, fastest_reuse(candidates, tuning))
 
 
-def by_least_load(
-    instances: Sequence[InstanceView], request: PlacementRequest, tuning: Tuning
-) -> PrefillChoice:
+def by_least_load(candidates: PrefillCandidates, tuning: Tuning) -> PrefillChoice:
     """Baseline: the shortest queue, whatever is cached where."""
-    options = _options(instances, request, tuning)
-    return PrefillChoice(_least(instances, options, lambda o: o.queue_s), options)
+    weighed = fastest_reuse(candidates, tuning)
+    return PrefillChoice(candidates.take_turns(candidates.queue_s), weighed)
 
 
-def by_local_cache(
-    instances: Sequence[InstanceView], request: PlacementRequest, _: Tuning
-) -> PrefillChoice:
+def by_local_cache(candidates: PrefillCandidates, _: Tuning) -> PrefillChoice:
     """Baseline of the FAST'25 paper, "local cache aware": queue + prefill, reusing only what its host holds."""
-    options = tuple(option_with(i, request, local_tokens(i, request)) for i in instances)
-    return PrefillChoice(_least(instances, options, lambda o: o.total_s), options)
+    weighed = candidates.reusing(candidates.local_tokens)
+    return PrefillChoice(candidates.take_turns(weighed.total_s), weighed)
 
 
-def by_kvcache(
-    instances: Sequence[InstanceView], request: PlacementRequest, tuning: Tuning
-) -> PrefillChoice:
+def by_kvcache(candidates: PrefillCandidates, tuning: Tuning) -> PrefillChoice:
     """Algorithm 1 of the FAST'25 paper: fetch the best prefix where the local one is much shorter, else use the local.
 
     "Much" is the ratio `balancing_threshold`; no local prefix at all counts as an infinite ratio.
     """
-    best = (
-        request.matched_tokens
-    )  # the pool is the cluster's, so its longest match is the best anywhere
-    options = []
-    for instance in instances:
-        local = local_tokens(instance, request)
-        is_much_shorter = tuning.may_pull and best > tuning.balancing_threshold * local
-        fetched = min(best, usable_tokens(instance, request)) if is_much_shorter else local
-        options.append(option_with(instance, request, fetched))
-    return PrefillChoice(_least(instances, options, lambda o: o.total_s), tuple(options))
+    # The pool is the cluster's, so its longest match is the best anywhere.
+    best, local = candidates.request.matched_tokens, candidates.local_tokens
+    if tuning.may_pull:
+        is_much_shorter = best > tuning.balancing_threshold * local
+        matched = np.where(is_much_shorter, candidates.most_tokens, local)
+    else:
+        matched = local
+    weighed = candidates.reusing(matched)
+    return PrefillChoice(candidates.take_turns(weighed.total_s), weighed)
 
 
-def by_lmetric(
-    instances: Sequence[InstanceView], request: PlacementRequest, _: Tuning
-) -> PrefillChoice:
+def by_lmetric(candidates: PrefillCandidates, _: Tuning) -> PrefillChoice:
     """LMetric (arXiv 2603.15202): new prompt tokens times requests it would then have; local reuse, nothing to tune."""
-    options = tuple(option_with(i, request, local_tokens(i, request)) for i in instances)
-    num_requests = {instance.node: instance.num_requests + 1 for instance in instances}
-
-    def metric(option: Option) -> float:
-        new = max(1, request.num_prompt_tokens - option.matched_tokens)
-        return float(new * num_requests[option.node])
-
-    return PrefillChoice(_least(instances, options, metric), options)
+    weighed = candidates.reusing(candidates.local_tokens)
+    new = np.maximum(1, candidates.request.num_prompt_tokens - candidates.local_tokens)
+    metric = (new * (candidates.num_requests + 1)).astype(np.float64)
+    return PrefillChoice(candidates.take_turns(metric), weighed)
 
 
-def by_dynamo(
-    instances: Sequence[InstanceView], request: PlacementRequest, _: Tuning
-) -> PrefillChoice:
+def by_dynamo(candidates: PrefillCandidates, _: Tuning) -> PrefillChoice:
     """The linear cost of NVIDIA Dynamo's router: tokens that wait there + new ones of this prompt; local reuse.
 
     What waits is known here in time, so it is turned into tokens by what one costs.
     """
-    options = tuple(option_with(i, request, local_tokens(i, request)) for i in instances)
-    token_s = {instance.node: instance.cost.token_s for instance in instances}
-
-    def tokens(option: Option) -> float:
-        return option.queue_s / max(token_s[option.node], _LEAST_TOKEN_S) - option.matched_tokens
-
-    least = min(tokens(option) for option in options)
-    return PrefillChoice(_least(instances, options, lambda o: tokens(o) - least), options)
+    weighed = candidates.reusing(candidates.local_tokens)
+    waiting = candidates.queue_s / np.maximum(candidates.costs.token_s, _LEAST_TOKEN_S)
+    tokens = waiting - candidates.local_tokens
+    return PrefillChoice(candidates.take_turns(tokens - tokens.min()), weighed)
 
 
-def by_time(
-    instances: Sequence[InstanceView], request: PlacementRequest, tuning: Tuning
-) -> PrefillChoice:
+def by_time(candidates: PrefillCandidates, tuning: Tuning) -> PrefillChoice:
     """Ours: the least predicted time to first token, each instance at its own best way to get the prefix."""
-    options = _options(instances, request, tuning)
-    return PrefillChoice(_least(instances, options, lambda o: o.total_s), options)
+    weighed = fastest_reuse(candidates, tuning)
+    return PrefillChoice(candidates.take_turns(weighed.total_s), weighed)
 
 
 POLICIES: dict[str, PrefillPolicy] = {
@@ -162,25 +213,3 @@ POLICIES: dict[str, PrefillPolicy] = {
     "dynamo": by_dynamo,
     "time": by_time,
 }
-
-
-def _options(
-    instances: Sequence[InstanceView], request: PlacementRequest, tuning: Tuning
-) -> tuple[Option, ...]:
-    return tuple(fastest_reuse(instance, request, tuning) for instance in instances)
-
-
-def _least(
-    instances: Sequence[InstanceView],
-    options: Sequence[Option],
-    value: Callable[[Option], float],
-) -> Option:
-    """Among the near-equal best, the least recently chosen; then the first by name."""
-    best = min(value(option) for option in options)
-    limit = best + max(TIE_S, TIE_FRACTION * best)
-    equal = [
-        (instance, option)
-        for instance, option in zip(instances, options, strict=True)
-        if value(option) <= limit
-    ]
-    return min(equal, key=lambda entry: (entry[0].last_chosen, entry[0].node))[1]

@@ -19,6 +19,14 @@ class PutNode:
     capacity_bytes: int
     last_chosen: int
 
+    def is_open(self, full: float) -> bool:
+        """Healthy, and not full."""
+        return self.state == "alive" and self.used_fraction < full
+
+    @property
+    def used_fraction(self) -> float:
+        return self.used_bytes / self.capacity_bytes if self.capacity_bytes else 1.0
+
 
 def choose_put_target(nodes: Sequence[PutNode], *, near: HostId, full: float) -> NodeId | None:
     """None when no cache node is up. `full`: share in use from which a node counts as full and others come first."""
@@ -27,7 +35,7 @@ def choose_put_target(nodes: Sequence[PutNode], *, near: HostId, full: float) ->
         return None
 
     def rank(node: PutNode) -> tuple[bool, bool, int, int, NodeId]:
-        used = node.used_bytes / node.capacity_bytes if node.capacity_bytes else 1.0
+        used = node.used_fraction
         return (
             used >= full,
             node.host_id != near,

@@ -1,4 +1,4 @@
-"""What the Conductor sees: a frozen picture of the instances at one moment, and the question it is asked."""
+"""What a decision is made from: the question, an instance as it looks at one moment, and the way it was weighed."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,11 +33,6 @@ class InstanceView:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
-    instances: tuple[InstanceView, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PlacementRequest:
     """`matched_tokens`: of the longest prefix in the pool; `local_tokens`: of the part each host holds itself."""
 
@@ -55,6 +50,11 @@ class PlacementRequest:
     def needed_tokens(self) -> int:
         """KV that the request occupies on a decode instance when it ends."""
         return self.num_prompt_tokens + self.max_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """KV that one of its decode steps reads, in the middle of the longest answer."""
+        return self.num_prompt_tokens + self.max_tokens // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 A prefill instance serves in order, so its queue is the time until its last promised work ends. A decode instance is
 a set of reservations. Entries leave with RequestDone, with their instance, when it says that it is idle, or in time.
+What is promised to an instance is also written to its row of the InstanceTable, from which decisions are made.
 """
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from daemons.conductor.instance_table import InstanceTable
 from daemons.conductor.latency import CostModel
 from daemons.core.ids import NodeId, RequestId
 from daemons.protocol.node import InstanceLoad
@@ -30,6 +34,8 @@ class Work:
     """KV it may come to hold on decode."""
     decode_s: float
     started_s: float
+    context_tokens: int = 0
+    """KV that its decode steps read, on average."""
 
 
 @dataclass(slots=True)
@@ -39,12 +45,16 @@ class _Load:
     reserved_tokens: int = 0
     requests: dict[RequestId, float] = field(default_factory=dict)
     """Until when each is predicted to occupy this instance."""
+    slots: dict[RequestId, int] = field(default_factory=dict)
+    """Of a decode instance: where each stands in the table."""
+    free_slots: list[int] = field(default_factory=list)
 
 
 class Workload:
     """Bounded by MAX_REQUESTS; the oldest is forgotten first."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: InstanceTable) -> None:
+        self._table = table
         self._work: dict[RequestId, Work] = {}
         self._loads: dict[NodeId, _Load] = {}
 
@@ -63,7 +73,11 @@ class Workload:
         decode = self._loads.setdefault(work.decode, _Load())
         decode.reserved_tokens += work.num_tokens
         decode.last_planned_s = work.started_s
-        decode.requests[work.request_id] = prefill.busy_until_s + work.decode_s
+        end_s = prefill.busy_until_s + work.decode_s
+        decode.requests[work.request_id] = end_s
+        self._take_slot(work, decode, end_s)
+        self._write(work.prefill, prefill)
+        self._write(work.decode, decode)
 
     def remove(self, request_id: RequestId, *, now_s: float) -> Work | None:
         """It has ended: what it did not use of its prefill comes off the queue."""
@@ -75,9 +89,12 @@ class Workload:
             until_s = prefill.requests.pop(request_id, 0.0)
             unused_s = min(work.prefill_s, max(0.0, until_s - now_s))
             prefill.busy_until_s -= unused_s
+            self._write(work.prefill, prefill)
         decode = self._loads.get(work.decode)
         if decode is not None and decode.requests.pop(request_id, None) is not None:
             decode.reserved_tokens -= work.num_tokens
+            self._free_slot(work, decode)
+            self._write(work.decode, decode)
         return work
 
     def drop_node(self, node: NodeId, *, now_s: float) -> list[Work]:
@@ -85,11 +102,18 @@ class Workload:
         gone = [work for work in self._work.values() if node in (work.prefill, work.decode)]
         for work in gone:
             self.remove(work.request_id, now_s=now_s)
-        self._loads.pop(node, None)
+        if self._loads.pop(node, None) is not None:
+            self._write(node, _Load())
         return gone
 
     def hear(self, node: NodeId, load: InstanceLoad, *, now_s: float) -> None:
         """An instance that says it is idle has none of what it was sent a while ago, whoever failed to say so."""
+        row = self._table.row_by_node.get(node)
+        if row is not None:
+            self._table.num_reported[row] = min(
+                load.num_queued + load.num_running, MAX_QUEUED_TOKENS
+            )
+            self._table.reported_queue_s[row] = _reported_s(load, self._table.cost(node))
         ours = self._loads.get(node)
         if ours is None or load.num_queued or load.num_running:
             return
@@ -101,6 +125,7 @@ class Workload:
                     self.remove(request_id, now_s=now_s)
                 else:
                     del ours.requests[request_id]
+            self._write(node, ours)
 
     def expire(self, *, now_s: float) -> list[Work]:
         """What is older than MAX_REQUEST_S; entries are in the order they were planned."""
@@ -112,26 +137,6 @@ class Workload:
         for work in gone:
             self.remove(work.request_id, now_s=now_s)
         return gone
-
-    def prefill_queue_s(
-        self, node: NodeId, load: InstanceLoad | None, cost: CostModel, *, now_s: float
-    ) -> float:
-        """The longer of what we promised and what it reports as waiting."""
-        ours = self._loads.get(node)
-        promised_s = max(0.0, ours.busy_until_s - now_s) if ours is not None else 0.0
-        reported_s = 0.0
-        if load is not None and load.queued_tokens > 0:
-            reported_s = cost.prefill_s(min(load.queued_tokens, MAX_QUEUED_TOKENS), 0)
-        return max(promised_s, reported_s)
-
-    def num_requests(self, node: NodeId, load: InstanceLoad | None) -> int:
-        ours = self._loads.get(node)
-        reported = load.num_queued + load.num_running if load is not None else 0
-        return max(len(ours.requests) if ours is not None else 0, reported)
-
-    def reserved_tokens(self, node: NodeId) -> int:
-        ours = self._loads.get(node)
-        return ours.reserved_tokens if ours is not None else 0
 
     def decode_wait_s(
         self, node: NodeId, capacity_tokens: int, needed_tokens: int, *, now_s: float
@@ -146,3 +151,34 @@ class Workload:
             if left <= capacity_tokens:
                 return max(0.0, until_s - now_s)
         return 0.0
+
+    def _take_slot(self, work: Work, decode: _Load, end_s: float) -> None:
+        row = self._table.row_by_node.get(work.decode)
+        if row is None:
+            return
+        slot = decode.free_slots.pop() if decode.free_slots else len(decode.slots)
+        if self._table.need_slot(slot):
+            decode.slots[work.request_id] = slot
+            self._table.ends_s[row, slot] = end_s
+            self._table.context_tokens[row, slot] = work.context_tokens
+
+    def _free_slot(self, work: Work, decode: _Load) -> None:
+        row = self._table.row_by_node.get(work.decode)
+        slot = decode.slots.pop(work.request_id, None)
+        if slot is not None and row is not None:
+            decode.free_slots.append(slot)
+            self._table.ends_s[row, slot] = np.inf
+            self._table.context_tokens[row, slot] = 0
+
+    def _write(self, node: NodeId, load: _Load) -> None:
+        row = self._table.row_by_node.get(node)
+        if row is not None:
+            self._table.busy_until_s[row] = load.busy_until_s
+            self._table.num_promised[row] = len(load.requests)
+            self._table.reserved_tokens[row] = load.reserved_tokens
+
+
+def _reported_s(load: InstanceLoad, cost: CostModel) -> float:
+    if load.queued_tokens <= 0:
+        return 0.0
+    return cost.prefill_s(min(load.queued_tokens, MAX_QUEUED_TOKENS), 0)

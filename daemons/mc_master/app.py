@@ -4,9 +4,9 @@ import logging
 import os
 import socket
 
+from daemons.conductor.conductor import Conductor
 from daemons.conductor.membership import Member, Membership
 from daemons.conductor.request_log import RequestLog
-from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
 from daemons.config.secret import read_secret
 from daemons.core.ids import NodeId, new_epoch
@@ -58,10 +58,9 @@ class MasterApp:
             metrics=metrics,
             membership=Membership(config.membership.suspect_beats, config.membership.dead_beats),
             directory=Directory(POLICIES[config.pool.eviction]),
-            workload=Workload(),
+            conductor=Conductor(tuning_of(config)),
             requests=RequestLog(config.conductor.request_log),
             started_s=self.loop.clock(),
-            tuning=tuning_of(config),
             grants=ReplyGrants(secret),
         )
         self._handlers = Handlers(self.state)
@@ -96,7 +95,7 @@ class MasterApp:
         """Takes over [conductor] and the watermarks; everything else needs a restart."""
         state = self.state
         state.config = fresh
-        state.tuning = tuning_of(fresh)
+        state.conductor.tuning = tuning_of(fresh)
         state.requests.limit = fresh.conductor.request_log
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ class MasterApp:
         metrics.replicas.set(state.directory.replicas.num_rows)
         metrics.used_bytes.set(sum(member.used_bytes for member in state.membership))
         metrics.capacity_bytes.set(sum(member.capacity_bytes for member in state.membership))
-        metrics.running_requests.set(len(state.workload))
+        metrics.running_requests.set(state.conductor.num_running)
         metrics.malformed.set(self._server.num_malformed)
         metrics.stale.set(self._server.num_stale)
         metrics.handler_errors.set(self.loop.num_errors)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import assert_never
 
+from daemons.conductor.instance_table import InstanceDescription
 from daemons.conductor.membership import Member, Transition
 from daemons.conductor.namespaces import rank_models
 from daemons.core.ids import NodeId
@@ -97,6 +98,7 @@ class MembershipHandlers:
         is_new = earlier is None or earlier.node.epoch != node.epoch or earlier.state == "dead"
         if earlier is not None and is_new and earlier.state != "dead":
             self._gone(earlier, "replaced by a new process")
+        self._tell_conductor(node)
         state.grants.hear(node.node, node.epoch, node.ticks_ms, now_s=now_s)
         self._open_slot(node, is_new=is_new)
         interval_ms = int(state.config.membership.beat_interval_s * 1000)
@@ -106,6 +108,26 @@ class MembershipHandlers:
             state.out.publish(
                 NodeJoined(node=node.node, role=node.role, incarnation=state.incarnation)
             )
+
+    def _tell_conductor(self, node: NodeDescription) -> None:
+        """Of an instance that came, or came again. Also forgets dead ones that membership had no more room for."""
+        state = self._state
+        state.conductor.keep(state.membership)
+        if node.model is None or node.role not in ("prefill", "decode"):
+            return
+        described = InstanceDescription(
+            node=node.node,
+            role="prefill" if node.role == "prefill" else "decode",
+            host_id=node.host_id,
+            model=node.model.name,
+            namespace=node.model.namespace,
+            capacity_tokens=node.capacity_tokens,
+            is_reuse_safe=node.model.is_reuse_safe,
+        )
+        state.conductor.join(described)
+        member = state.membership.get(node.node)
+        if member is not None and member.load is not None:
+            state.conductor.hear(node.node, member.load, now_s=state.now_s())
 
     def _open_slot(self, node: NodeDescription, *, is_new: bool) -> None:
         """A joining node announces from nothing. One that only joins again keeps its blocks until it begins to."""
@@ -124,14 +146,17 @@ class MembershipHandlers:
         self._state.grants.hear(message.node, message.epoch, message.ticks_ms, now_s=now_s)
         if message.load is not None:
             member.load = message.load
-            self._state.workload.hear(message.node, message.load, now_s=now_s)
+            self._state.conductor.hear(message.node, message.load, now_s=now_s)
         call.reply(Ok())
 
     def _leave(self, call: Call, message: Leave) -> None:
         member = self._state.membership.leave(message.node, message.epoch)
         call.reply(Ok())
-        if member is not None and member.state != "dead":
+        if member is None:
+            return
+        if member.state != "dead":
             self._gone(member, "left")
+        self._state.conductor.leave(message.node, now_s=self._state.now_s())
 
     def _doubt(self, call: Call, message: SuspectNode) -> None:
         """A reader failed at it; the node's own beats say whether it is dead."""
@@ -169,13 +194,16 @@ class MembershipHandlers:
             case "suspect":
                 log.warning("node suspect node=%s missed_beats=%d", node, member.missed_beats)
                 self._state.directory.set_suspect(node, True)
+                self._state.conductor.set_state(node, "suspect")
             case "alive":
                 log.info("node alive again node=%s", node)
                 self._state.directory.set_suspect(node, False)
+                self._state.conductor.set_state(node, "alive")
             case "dead":
                 self._gone(member, f"dead: {member.missed_beats} beats missed")
             case "forgotten":
                 log.info("node forgotten node=%s", node)
+                self._state.conductor.leave(node, now_s=self._state.now_s())
             case _:
                 assert_never(transition.change)
 
@@ -184,7 +212,7 @@ class MembershipHandlers:
         state = self._state
         node = member.node.node
         num_replicas = state.directory.drop_node(node)
-        works = state.workload.drop_node(node, now_s=state.now_s())
+        works = state.conductor.die(node, now_s=state.now_s())
         for work in works:
             state.requests.fail(work.request_id, f"node {node} is gone ({why})")
         member.used_bytes = 0

@@ -3,12 +3,10 @@
 import logging
 from typing import assert_never
 
-from daemons.conductor.latency import measured
 from daemons.conductor.membership import Member
-from daemons.conductor.placement import Placement, place
+from daemons.conductor.placement import Placement
 from daemons.conductor.put_placement import PutNode, choose_put_target
-from daemons.conductor.view import ClusterView, InstanceRole, InstanceView, Option, PlacementRequest
-from daemons.conductor.workload import Work
+from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.errors import McError, Unavailable, family_of
 from daemons.core.ids import NodeId
 from daemons.mc_master.checks import MAX_TOKENS, check_schedule
@@ -16,7 +14,7 @@ from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.block import BlockLocation, Spares
-from daemons.protocol.node import ModelDescription, Role
+from daemons.protocol.node import ModelDescription
 from daemons.protocol.request import (
     Candidate,
     InstanceAddress,
@@ -35,8 +33,6 @@ log = logging.getLogger(__name__)
 RequestMessage = Schedule | RequestDone | ListRequests
 SETTLE_BEATS = 4
 """How long after a restart a model that nobody serves yet may still be one whose nodes are joining."""
-MAX_CANDIDATES = 32
-_INSTANCE_ROLES: dict[Role, InstanceRole] = {"prefill": "prefill", "decode": "decode"}
 
 
 class RequestHandlers:
@@ -62,7 +58,7 @@ class RequestHandlers:
 
     def tick(self) -> None:
         """Forget what never ended."""
-        for work in self._state.workload.expire(now_s=self._state.now_s()):
+        for work in self._state.conductor.expire(now_s=self._state.now_s()):
             self._state.requests.fail(work.request_id, "its end was never reported")
 
     # -- plans ---------------------------------------------------------------------------------------------------
@@ -74,7 +70,7 @@ class RequestHandlers:
         rows = state.directory.find_prefix(message.hashes, now_s=began_s)
         request = self._request(message, rows, began_s)
         try:
-            placement = place(self._view(request.needed_tokens, began_s), request, state.tuning)
+            placement = state.conductor.place(request, now_s=began_s)
         except McError as error:
             state.metrics.rejections.labels(family_of(error)).inc()
             raise self._explained(error) from None
@@ -90,7 +86,7 @@ class RequestHandlers:
         spares = fold(matched, state.directory.replicas_of(rows, now_s=began_s))
         plan = self._plan(message, placement, matched, spares)
         call.reply(plan)
-        self._account(message, placement, plan, request.needed_tokens)
+        self._account(message, placement, plan, request)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
 
     def _request(self, message: Schedule, rows: list[int], now_s: float) -> PlacementRequest:
@@ -111,44 +107,6 @@ class RequestHandlers:
             namespace=message.namespace,
         )
 
-    def _view(self, needed_tokens: int, now_s: float) -> ClusterView:
-        return ClusterView(
-            tuple(
-                view
-                for member in self._state.membership
-                if (view := self._instance(member, needed_tokens, now_s)) is not None
-            )
-        )
-
-    def _instance(self, member: Member, needed_tokens: int, now_s: float) -> InstanceView | None:
-        node, model = member.node, member.node.model
-        role = _INSTANCE_ROLES.get(node.role)
-        if model is None or role is None:
-            return None
-        workload = self._state.workload
-        cost = measured(member.load)
-        if role == "prefill":
-            queue_s = workload.prefill_queue_s(node.node, member.load, cost, now_s=now_s)
-        else:
-            queue_s = workload.decode_wait_s(
-                node.node, node.capacity_tokens, needed_tokens, now_s=now_s
-            )
-        return InstanceView(
-            node=node.node,
-            role=role,
-            host_id=node.host_id,
-            state=member.state,
-            model=model.name,
-            namespace=model.namespace,
-            cost=cost,
-            queue_s=queue_s,
-            num_requests=workload.num_requests(node.node, member.load),
-            capacity_tokens=node.capacity_tokens,
-            reserved_tokens=workload.reserved_tokens(node.node),
-            last_chosen=member.last_chosen,
-            is_reuse_safe=model.is_reuse_safe,
-        )
-
     def _plan(
         self,
         message: Schedule,
@@ -165,59 +123,50 @@ class RequestHandlers:
             matched=matched,
             put_target=self._put_target(placement, message.exclude),
             predicted_ttft_s=placement.predicted_ttft_s,
-            candidates=[_candidate(option) for option in options[:MAX_CANDIDATES]],
+            candidates=[_candidate(option) for option in options],
             policy=placement.policy,
             spares=spares,
         )
 
     def _put_target(self, placement: Placement, exclude: list[NodeId]) -> PutTarget | None:
-        nodes = [
-            PutNode(
-                node=member.node.node,
-                host_id=member.node.host_id,
-                state=member.state,
-                used_bytes=member.used_bytes,
-                capacity_bytes=member.capacity_bytes,
-                last_chosen=member.last_chosen,
-            )
-            for member in self._state.membership
-            if member.node.segments and member.node.node not in exclude
-        ]
-        chosen = choose_put_target(
-            nodes, near=placement.prefill.host_id, full=self._state.config.pool.high_watermark
-        )
+        """One with room on the prefill's own host comes first: only where there is none, all others are weighed."""
+        membership, near = self._state.membership, placement.prefill.host_id
+        for members in (membership.on_host(near), membership):
+            nodes = [
+                PutNode(
+                    node=member.node.node,
+                    host_id=member.node.host_id,
+                    state=member.state,
+                    used_bytes=member.used_bytes,
+                    capacity_bytes=member.capacity_bytes,
+                    last_chosen=member.last_chosen,
+                )
+                for member in members
+                if member.node.segments and member.node.node not in exclude
+            ]
+            full = self._state.config.pool.high_watermark
+            if members is membership or any(node.is_open(full) for node in nodes):
+                chosen = choose_put_target(nodes, near=near, full=full)
+                break
         if chosen is None:
             return None
         return PutTarget(node=chosen, control=self._member(chosen).node.control)
 
     def _account(
-        self, message: Schedule, placement: Placement, plan: Plan, num_tokens: int
+        self, message: Schedule, placement: Placement, plan: Plan, request: PlacementRequest
     ) -> None:
         state = self._state
         now_s = state.now_s()
-        state.num_plans += 1
-        for node in (plan.prefill.node, plan.decode.node):
-            self._member(node).last_chosen = state.num_plans
+        serial = state.conductor.account(placement, request, now_s=now_s)
         if plan.put_target is not None:
-            self._member(plan.put_target.node).last_chosen = state.num_plans
-        state.workload.add(
-            Work(
-                request_id=message.request_id,
-                prefill=placement.prefill.node,
-                decode=placement.decode.node,
-                prefill_s=placement.prefill_work_s,
-                num_tokens=num_tokens,
-                decode_s=placement.step_s * (num_tokens - message.num_prompt_tokens),
-                started_s=now_s,
-            )
-        )
+            self._member(plan.put_target.node).last_chosen = serial
         matched_tokens = placement.matched_tokens if plan.matched else 0
         state.requests.add(message, plan, num_matched_tokens=matched_tokens, now_s=now_s)
         state.metrics.plans.labels(placement.policy).inc()
 
     def _done(self, message: RequestDone) -> None:
         state = self._state
-        state.workload.remove(message.request_id, now_s=state.now_s())
+        state.conductor.finish(message.request_id, now_s=state.now_s())
         request = state.requests.finish(message)
         if request is not None and request.actual_ttft_s is not None:
             error_s = abs(request.actual_ttft_s - request.predicted_ttft_s)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from daemons.conductor.conductor import Conductor
 from daemons.conductor.membership import Member, Membership
 from daemons.conductor.prefill_placement import Tuning
 from daemons.conductor.request_log import RequestLog
-from daemons.conductor.workload import Workload
 from daemons.config.mc_master import MasterConfig
 from daemons.core.ids import Incarnation
 from daemons.mc_master.event_log import EventLog
@@ -39,15 +39,12 @@ class MasterState:
     metrics: MasterMetrics
     membership: Membership
     directory: Directory
-    workload: Workload
+    conductor: Conductor
     requests: RequestLog
     started_s: float
     num_evicted: int = 0
     num_cleared: int = 0
     num_stored: int = 0
-    num_plans: int = 0
-    """Also the serial number of the last plan."""
-    tuning: Tuning = field(default_factory=Tuning)
     grants: ReplyGrants = field(default_factory=lambda: ReplyGrants(None))
 
     def now_s(self) -> float:

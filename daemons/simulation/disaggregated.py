@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from math import inf
 
-from daemons.conductor.placement import Placement, place
+from daemons.conductor.conductor import Conductor
+from daemons.conductor.instance_table import InstanceDescription
 from daemons.conductor.prefill_placement import POLICIES, Tuning
-from daemons.conductor.view import ClusterView, InstanceRole, InstanceView, PlacementRequest
-from daemons.conductor.workload import Work, Workload
+from daemons.conductor.view import PlacementRequest
 from daemons.core.errors import Rejected
 from daemons.core.ids import HostId, NodeId, RequestId
 from daemons.simulation.decode_batch import DecodeInstance, RunningSequence
@@ -52,7 +51,7 @@ class DisaggregatedCluster:
 
     def __init__(self, plan: DisaggregatedPlan, profile: HardwareProfile) -> None:
         self.network = Network(profile.bandwidth.network)
-        self._tuning = Tuning(
+        tuning = Tuning(
             policy=plan.policy,
             seed=plan.seed,
             balancing_threshold=plan.balancing_threshold,
@@ -61,15 +60,12 @@ class DisaggregatedCluster:
             ttft_slo_s=plan.ttft_slo_s,
         )
         self._profile = profile
-        self._cost = profile.cost_model()
         self._events = EventQueue()
-        self._workload = Workload()
-        self._serials = count(1)
         prefills = [NodeId(f"prefill-{number}") for number in range(plan.num_prefills)]
         decodes = [NodeId(f"decode-{number}") for number in range(plan.num_decodes)]
-        self._roles: dict[NodeId, InstanceRole] = dict.fromkeys(prefills, "prefill")
-        self._roles.update(dict.fromkeys(decodes, "decode"))
-        self._last_chosen = dict.fromkeys(self._roles, 0)
+        self.conductor = Conductor(tuning)
+        for node in (*prefills, *decodes):
+            self.conductor.join(_described(node, profile), profile.cost_model())
         self._prefills = {node: PrefillInstance(self._events, profile) for node in prefills}
         self._decodes = {
             node: DecodeInstance(self._events, profile, self._finished) for node in decodes
@@ -105,12 +101,12 @@ class DisaggregatedCluster:
             local_tokens={host: blocks * BLOCK_TOKENS for host, blocks in local.items()},
         )
         try:
-            placement = place(self._view(question, now_s), question, self._tuning)
+            placement = self.conductor.place(question, now_s=now_s)
         except Rejected as error:
             outcome.why_rejected = error.message
             outcome.finished_s = now_s
             return
-        self._account(placement, question, now_s)
+        self.conductor.account(placement, question, now_s=now_s)
         rows = rows[: placement.matched_tokens // BLOCK_TOKENS]
         outcome.cached_tokens = len(rows) * BLOCK_TOKENS
         outcome.predicted_ttft_s = placement.predicted_ttft_s
@@ -168,52 +164,20 @@ class DisaggregatedCluster:
             self._finished(outcome)
 
     def _finished(self, outcome: RequestOutcome) -> None:
-        self._workload.remove(RequestId(str(outcome.number)), now_s=self._events.now_s)
+        self.conductor.finish(RequestId(str(outcome.number)), now_s=self._events.now_s)
 
     def _store(self, node: NodeId, blocks: Sequence[int], first: int) -> None:
         self.pool.store(node, blocks, first, now_s=self._events.now_s)
 
-    # -- what the master does ------------------------------------------------------------------------------------
 
-    def _view(self, question: PlacementRequest, now_s: float) -> ClusterView:
-        return ClusterView(tuple(self._instance(node, question, now_s) for node in self._roles))
-
-    def _instance(self, node: NodeId, question: PlacementRequest, now_s: float) -> InstanceView:
-        is_prefill = self._roles[node] == "prefill"
-        capacity = 0 if is_prefill else self._profile.kv.device_tokens
-        if is_prefill:
-            queue_s = self._workload.prefill_queue_s(node, None, self._cost, now_s=now_s)
-        else:
-            queue_s = self._workload.decode_wait_s(
-                node, capacity, question.needed_tokens, now_s=now_s
-            )
-        return InstanceView(
-            node=node,
-            role=self._roles[node],
-            host_id=HostId(node),
-            state="alive",
-            model=MODEL,
-            namespace=b"",
-            cost=self._cost,
-            queue_s=queue_s,
-            num_requests=self._workload.num_requests(node, None),
-            capacity_tokens=capacity,
-            reserved_tokens=self._workload.reserved_tokens(node),
-            last_chosen=self._last_chosen[node],
-        )
-
-    def _account(self, placement: Placement, question: PlacementRequest, now_s: float) -> None:
-        number = next(self._serials)
-        for instance in (placement.prefill, placement.decode):
-            self._last_chosen[instance.node] = number
-        self._workload.add(
-            Work(
-                request_id=question.request_id,
-                prefill=placement.prefill.node,
-                decode=placement.decode.node,
-                prefill_s=placement.prefill_work_s,
-                num_tokens=question.needed_tokens,
-                decode_s=placement.step_s * question.max_tokens,
-                started_s=now_s,
-            )
-        )
+def _described(node: NodeId, profile: HardwareProfile) -> InstanceDescription:
+    """Each is a host of its own."""
+    is_prefill = node.startswith("prefill")
+    return InstanceDescription(
+        node=node,
+        role="prefill" if is_prefill else "decode",
+        host_id=HostId(node),
+        model=MODEL,
+        namespace=b"",
+        capacity_tokens=0 if is_prefill else profile.kv.device_tokens,
+    )

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemons.conductor.latency import CostModel, measured
+from daemons.conductor.latency import BATCH_STEP_FRACTION, CostModel, measured
 from daemons.protocol.node import InstanceLoad
 
 
@@ -23,4 +23,10 @@ def test_what_was_measured_replaces_the_default_term_by_term() -> None:
     assert measured(None) == CostModel()
     assert measured(InstanceLoad()) == CostModel()
     load = InstanceLoad(prefill_token_s=0.5, decode_step_s=0.2, prefill_fixed_s=-1.0)
-    assert measured(load) == CostModel(fixed_s=0.0, token_s=0.5, token_context_s=0.0, step_s=0.2)
+    assert measured(load) == CostModel(
+        fixed_s=0.0,
+        token_s=0.5,
+        token_context_s=0.0,
+        step_s=0.2,
+        sequence_s=0.2 * BATCH_STEP_FRACTION,
+    )

@@ -1,18 +1,20 @@
-"""Plans are pure: same inputs, same plan; and no plan uses who must not be used."""
+"""Plans are pure: same inputs, same plan, that of the plain formula; and no plan uses who must not be used."""
 
 import re
 from dataclasses import replace
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.plain_conductor import Scene, plain_plan
 
 from daemons.conductor.latency import CostModel
-from daemons.conductor.placement import place
+from daemons.conductor.placement import MAX_OPTIONS, Placement
 from daemons.conductor.prefill_placement import POLICIES, Tuning
 from daemons.conductor.put_placement import PutNode, choose_put_target
-from daemons.conductor.view import ClusterView, InstanceView, PlacementRequest
+from daemons.conductor.view import InstanceView, PlacementRequest
+from daemons.conductor.workload import Work
 from daemons.config.mc_master import Policy
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
 from daemons.core.ids import HostId, NodeId, RequestId
@@ -46,8 +48,26 @@ def request(**more: object) -> PlacementRequest:
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def view(*instances: InstanceView) -> ClusterView:
-    return ClusterView(instances)
+def view(*instances: InstanceView, works: tuple[Work, ...] = ()) -> Scene:
+    return Scene(instances, works)
+
+
+def place(scene: Scene, asked: PlacementRequest, tuning: Tuning) -> Placement:
+    return scene.place(asked, tuning)
+
+
+def work(node: str, *, tokens: int, end_s: float = 1.0, name: str = "w") -> Work:
+    """Runs on a decode instance until then."""
+    return Work(
+        request_id=RequestId(name),
+        prefill=NodeId("elsewhere"),
+        decode=NodeId(node),
+        prefill_s=0.0,
+        num_tokens=tokens,
+        decode_s=end_s,
+        started_s=0.0,
+        context_tokens=tokens // 2,
+    )
 
 
 def test_policy_table_is_what_the_config_accepts() -> None:
@@ -61,6 +81,8 @@ costs = st.builds(
     token_context_s=st.floats(0, 1e-6),
     step_s=st.floats(1e-3, 0.2),
     load_token_s=st.floats(1e-8, 1e-3),
+    sequence_s=st.floats(0, 1e-2),
+    context_token_s=st.floats(0, 1e-6),
 )
 instances = st.builds(
     InstanceView,
@@ -74,7 +96,6 @@ instances = st.builds(
     queue_s=st.floats(0, 100),
     num_requests=st.integers(0, 20),
     capacity_tokens=st.sampled_from([0, 500, 5000]),
-    reserved_tokens=st.integers(0, 6000),
     last_chosen=st.integers(0, 5),
     is_reuse_safe=st.booleans(),
 )
@@ -90,29 +111,49 @@ requests = st.builds(
 )
 
 
-@given(
-    seen=st.lists(instances, max_size=8, unique_by=lambda i: i.node),
-    asked=requests,
-    policy=st.sampled_from(POLICY_NAMES),
-    seed=st.integers(0, 3),
-)
-def test_plans_are_repeatable_and_use_only_who_may_serve(
-    seen: list[InstanceView], asked: PlacementRequest, policy: str, seed: int
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    seen = draw(st.lists(instances, max_size=8, unique_by=lambda i: i.node))
+    decodes = [i.node for i in seen if i.role == "decode"]
+    works = [
+        work(
+            draw(st.sampled_from(decodes)),
+            tokens=draw(st.integers(1, 3000)),
+            end_s=draw(st.floats(0, 150)),
+            name=f"w{number}",
+        )
+        for number in range(draw(st.integers(0, 12)) if decodes else 0)
+    ]
+    return Scene(tuple(seen), tuple(works), draw(st.floats(0, 50)))
+
+
+@settings(max_examples=150)
+@given(scene=scenes(), asked=requests, policy=st.sampled_from(POLICY_NAMES), seed=st.integers(0, 3))
+def test_plans_are_those_of_the_plain_formula_repeatable_and_use_only_who_may_serve(
+    scene: Scene, asked: PlacementRequest, policy: str, seed: int
 ) -> None:
-    tuning = Tuning(policy=policy, seed=seed)
+    tuning, seen = Tuning(policy=policy, seed=seed), scene.instances
+    plain = plain_plan(scene, asked, tuning)
     try:
-        plan = place(ClusterView(tuple(seen)), asked, tuning)
+        plan = place(scene, asked, tuning)
     except McError as refused:
+        assert plain is None
         with pytest.raises(type(refused), match=re.escape(refused.message)):
-            place(ClusterView(tuple(seen)), asked, tuning)
+            place(scene, asked, tuning)
         return
-    assert plan == place(ClusterView(tuple(seen)), asked, tuning)
+    assert plain is not None
+    assert (plan.prefill.node, plan.decode.node) == (plain.prefill, plain.decode)
+    assert plan.matched_tokens == plain.matched
+    assert (plan.predicted_ttft_s, plan.step_s) == (plain.ttft_s, plain.step_s)
+    assert plan == place(scene, asked, tuning)
+    by_node = {i.node: i for i in seen}
     for chosen, role in ((plan.prefill, "prefill"), (plan.decode, "decode")):
-        assert chosen in seen
-        assert chosen.role == role
-        assert chosen.state != "dead"
+        assert by_node[chosen.node].role == chosen.role == role
+        assert chosen.state == by_node[chosen.node].state != "dead"
         assert chosen.node not in asked.exclude
         assert chosen.model == "m"
+        assert chosen.capacity_tokens == 0 or asked.num_prompt_tokens <= chosen.capacity_tokens
+    assert plan.decode.capacity_tokens == 0 or asked.needed_tokens <= plan.decode.capacity_tokens
     assert plan.prefill.namespace == plan.decode.namespace
     assert plan.prefill.queue_s <= tuning.max_queue_s
     assert 0 <= plan.matched_tokens <= asked.matched_tokens
@@ -124,6 +165,30 @@ def test_plans_are_repeatable_and_use_only_who_may_serve(
         assert not any(("prefill", ns) in pairs and ("decode", ns) in pairs for _, ns in pairs)
     assert {option.node for option in plan.prefill_options} >= {plan.prefill.node}
     assert plan.predicted_ttft_s > 0
+
+
+def test_the_best_of_many_are_explained_and_the_chosen_one_always() -> None:
+    many = view(*(prefill(f"p{i:02}", queue_s=0.1 * i) for i in range(40)), decode("d"))
+    plan = place(many, request(), Tuning())
+    assert [o.node for o in plan.prefill_options] == [f"p{i:02}" for i in range(MAX_OPTIONS)]
+    for draw in range(20):
+        plan = place(many, request(), Tuning(policy="random", seed=draw))
+        assert len(plan.prefill_options) == MAX_OPTIONS
+        assert plan.prefill.node in {option.node for option in plan.prefill_options}
+
+
+def test_who_will_have_ended_is_not_in_the_way() -> None:
+    """The prompt takes half a second: by then the short one is over, and the long one is not."""
+    long, short = work("a", tokens=900, end_s=60.0), work("b", tokens=900, end_s=0.1)
+    plan = place(view(prefill("p"), decode("a"), decode("b"), works=(long,)), request(), Tuning())
+    assert plan.decode.node == "b"
+    busy = view(
+        prefill("p"),
+        decode("a"),
+        decode("b"),
+        works=(long, replace(short, request_id=RequestId("s"))),
+    )
+    assert place(busy, request(), Tuning()).decode.node == "b"
 
 
 def test_time_picks_the_shortest_total_of_queue_load_and_prefill() -> None:
@@ -180,9 +245,10 @@ def test_random_is_drawn_from_seed_and_request() -> None:
 
 def test_decode_is_the_one_with_the_shortest_step_that_has_room() -> None:
     crowded = decode("crowded", num_requests=10, capacity_tokens=10_000)
-    full = decode("full", capacity_tokens=10_000, reserved_tokens=9_500)
+    full = decode("full", capacity_tokens=10_000)
     free = decode("free", num_requests=2, capacity_tokens=10_000)
-    assert place(view(prefill("p"), crowded, full, free), request(), Tuning()).decode.node == "free"
+    scene = view(prefill("p"), crowded, full, free, works=(work("full", tokens=9500),))
+    assert place(scene, request(), Tuning()).decode.node == "free"
 
 
 def test_refusals_name_what_is_wrong() -> None:
@@ -202,9 +268,13 @@ def test_refusals_name_what_is_wrong() -> None:
         place(view(prefill("p"), decode("d", capacity_tokens=1000)), request(), Tuning())
     with pytest.raises(Rejected, match="shorten it"):
         place(view(prefill("p", capacity_tokens=100), decode("d")), request(), Tuning())
-    crowded = decode("d", capacity_tokens=2000, reserved_tokens=1900, queue_s=99)
+    crowded = view(
+        prefill("p"),
+        decode("d", capacity_tokens=2000),
+        works=(work("d", tokens=1900, end_s=99),),
+    )
     with pytest.raises(Rejected, match="every decode queue"):
-        place(view(prefill("p"), crowded), request(), Tuning())
+        place(crowded, request(), Tuning())
 
 
 def test_a_prompt_goes_to_a_prefill_node_that_can_hold_it() -> None:

@@ -1,48 +1,67 @@
 """Promised work is counted until it is done, given up, or its instance says it is idle."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemons.conductor import workload
+from daemons.conductor.admission import prefill_queue_s
+from daemons.conductor.instance_table import InstanceDescription, InstanceTable
 from daemons.conductor.latency import CostModel
 from daemons.conductor.workload import MAX_REQUEST_S, SETTLE_S, Work, Workload
-from daemons.core.ids import NodeId, RequestId
+from daemons.core.ids import HostId, NodeId, RequestId
 from daemons.protocol.node import InstanceLoad
 
 P, D = NodeId("p"), NodeId("d")
+
+
+def started() -> Workload:
+    """Two prefills and two decodes."""
+    table = InstanceTable()
+    for node in (P, NodeId("p2"), D, NodeId("d2")):
+        role = "prefill" if node.startswith("p") else "decode"
+        table.put(InstanceDescription(node, role, HostId("h"), "m", b""))
+    return Workload(table)
+
+
+def reserved(load: Workload, node: NodeId) -> int:
+    return int(load._table.reserved_tokens[load._table.row_by_node[node]])
 
 
 def work(name: str, *, at_s: float = 0.0, prefill_s: float = 1.0, tokens: int = 100) -> Work:
     return Work(RequestId(name), P, D, prefill_s, tokens, decode_s=5.0, started_s=at_s)
 
 
-def queue_s(load: Workload, now_s: float, reported: InstanceLoad | None = None) -> float:
-    return load.prefill_queue_s(P, reported, CostModel(), now_s=now_s)
+def queue_s(load: Workload, now_s: float, node: NodeId = P) -> float:
+    table = load._table
+    return float(
+        prefill_queue_s(table, table.rows("m", b"", "prefill", "alive"), now_s)[int(node != P)]
+    )
 
 
 def test_queue_is_what_was_promised_and_runs_off_with_time() -> None:
-    load = Workload()
+    load = started()
     load.add(work("a"))
     load.add(work("b", prefill_s=2.0))
     assert queue_s(load, 0) == 3.0
     assert queue_s(load, 2.5) == 0.5
     assert queue_s(load, 9) == 0.0
-    assert load.reserved_tokens(D) == 200
+    assert reserved(load, D) == 200
 
 
 def test_done_takes_back_what_was_not_used() -> None:
-    load = Workload()
+    load = started()
     load.add(work("a"))
     load.add(work("b"))
     load.remove(RequestId("a"), now_s=0.25)
     assert queue_s(load, 0.25) == pytest.approx(1.0)
-    assert load.reserved_tokens(D) == 100
+    assert reserved(load, D) == 100
     assert load.remove(RequestId("a"), now_s=1) is None
 
 
 def test_same_request_again_replaces_the_first() -> None:
-    load = Workload()
+    load = started()
     load.add(work("a"))
     load.add(work("a"))
     assert len(load) == 1
@@ -50,12 +69,13 @@ def test_same_request_again_replaces_the_first() -> None:
 
 
 def test_longer_reported_queue_wins_over_the_promised_one() -> None:
-    load = Workload()
-    assert queue_s(load, 0, InstanceLoad(queued_tokens=1000)) == CostModel().prefill_s(1000, 0)
+    load = started()
+    load.hear(P, InstanceLoad(queued_tokens=1000), now_s=0)
+    assert queue_s(load, 0) == CostModel().prefill_s(1000, 0)
 
 
 def test_gone_node_takes_its_requests_along() -> None:
-    load = Workload()
+    load = started()
     load.add(work("a"))
     assert [gone.request_id for gone in load.drop_node(D, now_s=0)] == ["a"]
     assert queue_s(load, 0) == 0
@@ -63,22 +83,22 @@ def test_gone_node_takes_its_requests_along() -> None:
 
 
 def test_idle_instance_has_none_of_what_was_sent_long_ago() -> None:
-    load = Workload()
+    load = started()
     load.add(work("a", prefill_s=100))
     load.hear(D, InstanceLoad(), now_s=SETTLE_S / 2)
-    assert load.reserved_tokens(D) == 100
+    assert reserved(load, D) == 100
     load.hear(P, InstanceLoad(), now_s=SETTLE_S + 1)
     assert queue_s(load, SETTLE_S + 1) == 0
-    assert load.reserved_tokens(D) == 100
+    assert reserved(load, D) == 100
     load.hear(D, InstanceLoad(num_running=1), now_s=SETTLE_S + 1)
-    assert load.reserved_tokens(D) == 100
+    assert reserved(load, D) == 100
     load.hear(D, InstanceLoad(), now_s=SETTLE_S + 1)
-    assert load.reserved_tokens(D) == 0
+    assert reserved(load, D) == 0
     assert len(load) == 0
 
 
 def test_unreported_ends_expire() -> None:
-    load = Workload()
+    load = started()
     load.add(work("a"))
     load.add(work("b", at_s=10))
     assert [old.request_id for old in load.expire(now_s=MAX_REQUEST_S + 1)] == ["a"]
@@ -87,15 +107,15 @@ def test_unreported_ends_expire() -> None:
 
 def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "MAX_REQUESTS", 3)
-    load = Workload()
+    load = started()
     for index in range(10):
         load.add(work(str(index)))
     assert len(load) == 3
-    assert load.reserved_tokens(D) == 300
+    assert reserved(load, D) == 300
 
 
 def test_full_decode_waits_until_enough_have_ended() -> None:
-    load = Workload()
+    load = started()
     for index in range(4):
         load.add(work(str(index), tokens=250))
     assert load.decode_wait_s(D, 10_000, 500, now_s=0) == 0
@@ -120,12 +140,14 @@ steps = st.lists(
 def test_reservations_always_equal_the_work_that_is_left(
     steps: list[tuple[str, str, float, NodeId, NodeId]],
 ) -> None:
-    load, now_s, left = Workload(), 0.0, dict[str, Work]()
+    load, now_s, left = started(), 0.0, dict[str, Work]()
     for action, name, seconds, prefill, decode in steps:
         now_s += seconds
         match action:
             case "add":
-                left[name] = Work(RequestId(name), prefill, decode, 1.0, 10, 1.0, now_s)
+                left[name] = Work(
+                    RequestId(name), prefill, decode, 1.0, 10, 1.0, now_s, context_tokens=7
+                )
                 load.add(left[name])
             case "done":
                 assert load.remove(RequestId(name), now_s=now_s) == left.pop(name, None)
@@ -135,9 +157,12 @@ def test_reservations_always_equal_the_work_that_is_left(
             case _:
                 load.hear(prefill, InstanceLoad(), now_s=now_s)
         for node in (D, NodeId("d2")):
-            assert load.reserved_tokens(node) == 10 * sum(w.decode == node for w in left.values())
+            num_left = sum(w.decode == node for w in left.values())
+            row = load._table.row_by_node[node]
+            assert reserved(load, node) == 10 * num_left
+            assert np.isfinite(load._table.ends_s[row]).sum() == num_left
+            assert load._table.context_tokens[row].sum() == 7 * num_left
         for node in (P, NodeId("p2")):
             promised = sum(w.prefill == node for w in left.values())
-            queue = load.prefill_queue_s(node, None, CostModel(), now_s=now_s)
-            assert 0 <= queue <= promised + 1e-6
+            assert 0 <= queue_s(load, now_s, node) <= promised + 1e-6
     assert len(load) == len(left)

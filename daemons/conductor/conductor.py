@@ -1,0 +1,107 @@
+"""The Conductor whole: who is there, what was promised to whom, and the decision. The master and the simulator run it.
+
+Pure: the caller says what time it is and does what a placement says.
+"""
+
+from collections.abc import Container
+
+from daemons.conductor.instance_table import InstanceDescription, InstanceTable
+from daemons.conductor.latency import CostModel, measured
+from daemons.conductor.membership import MAX_NODES
+from daemons.conductor.placement import Placement, place
+from daemons.conductor.prefill_placement import Tuning
+from daemons.conductor.view import PlacementRequest
+from daemons.conductor.workload import Work, Workload
+from daemons.core.ids import NodeId, RequestId
+from daemons.protocol.node import InstanceLoad, NodeState
+
+
+class Conductor:
+    """A refused request leaves nothing behind; an accepted one counts once it is accounted."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self.num_plans = 0
+        """Also the serial number of the last plan."""
+        self._table = InstanceTable()
+        self._workload = Workload(self._table)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that were planned and are not known to have ended."""
+        return len(self._workload)
+
+    # -- instances -----------------------------------------------------------------------------------------------
+
+    def join(
+        self,
+        described: InstanceDescription,
+        cost: CostModel | None = None,
+        state: NodeState = "alive",
+    ) -> None:
+        """A new instance, or the same one again. `cost`: what is known of it before it has measured itself."""
+        self._table.put(described, state)
+        if cost is not None:
+            self._table.set_cost(described.node, cost)
+
+    def die(self, node: NodeId, *, now_s: float) -> list[Work]:
+        """Its life has ended: what was planned on it is void, and returned. Its model stays known."""
+        works = self._workload.drop_node(node, now_s=now_s)
+        self._table.set_state(node, "dead")
+        return works
+
+    def leave(self, node: NodeId, *, now_s: float) -> None:
+        """It is gone for good. Fine for one that is not known."""
+        self._workload.drop_node(node, now_s=now_s)
+        self._table.remove(node)
+
+    def keep(self, members: Container[NodeId]) -> None:
+        """Forget all others, once there are more than can be members."""
+        if len(self._table) > MAX_NODES:
+            for node in list(self._table.row_by_node):
+                if node not in members:
+                    self._workload.drop_node(node, now_s=0.0)
+                    self._table.remove(node)
+
+    def set_state(self, node: NodeId, state: NodeState) -> None:
+        self._table.set_state(node, state)
+
+    def hear(self, node: NodeId, load: InstanceLoad, *, now_s: float) -> None:
+        """What it measured of itself, and what it has to do."""
+        self._table.set_cost(node, measured(load))
+        self._workload.hear(node, load, now_s=now_s)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def place(self, request: PlacementRequest, *, now_s: float) -> Placement:
+        """Raises NotFound (no such model), Unavailable (nobody alive), Rejected (admission). Changes nothing."""
+        return place(self._table, self._workload, request, self.tuning, now_s=now_s)
+
+    def account(self, placement: Placement, request: PlacementRequest, *, now_s: float) -> int:
+        """It will be done: from now on its instances have that much more to do. The plan's serial number."""
+        self.num_plans += 1
+        for instance in (placement.prefill, placement.decode):
+            row = self._table.row_by_node.get(instance.node)
+            if row is not None:
+                self._table.last_chosen[row] = self.num_plans
+        self._workload.add(
+            Work(
+                request_id=request.request_id,
+                prefill=placement.prefill.node,
+                decode=placement.decode.node,
+                prefill_s=placement.prefill_work_s,
+                num_tokens=request.needed_tokens,
+                decode_s=placement.step_s * request.max_tokens,
+                started_s=now_s,
+                context_tokens=request.context_tokens,
+            )
+        )
+        return self.num_plans
+
+    def finish(self, request_id: RequestId, *, now_s: float) -> None:
+        """It has ended, however. Fine for one that is not known."""
+        self._workload.remove(request_id, now_s=now_s)
+
+    def expire(self, *, now_s: float) -> list[Work]:
+        """Forget what never ended."""
+        return self._workload.expire(now_s=now_s)
