@@ -166,10 +166,20 @@ class Directory:
     def find_prefix(self, hashes: Sequence[BlockHash], *, now_s: float) -> list[int]:
         """Rows of the longest prefix of the chain that can be read; only looks."""
         rows = []
-        row_by_hash = self.blocks.row_by_hash
+        row_by_hash, head = self.blocks.row_by_hash, self.blocks.head
+        replicas = self.replicas
+        following, slots, slot_of = replicas.next, replicas.slots, replicas.slot
+        named_until_s = replicas.named_until_s
         for block_hash in hashes:
             row = row_by_hash.get(block_hash)
-            if row is None or self._pick(row, now_s, None) == NO_ROW:
+            if row is None:
+                break
+            replica = head[row]
+            if following[replica] == NO_ROW:  # the one replica that most blocks have
+                slot = slots[slot_of[replica]]
+                if slot is None or slot.is_dropped or named_until_s[replica] > now_s:
+                    break
+            elif self._pick(row, now_s, None) == NO_ROW:
                 break
             rows.append(row)
         return rows
@@ -234,20 +244,39 @@ class Directory:
         return found
 
     def leading_by_host(self, rows: Sequence[int], *, now_s: float) -> dict[HostId, int]:
-        """How many of the first blocks of a prefix each host holds."""
-        hosts = {slot.host_id for slot in self.replicas.slots if slot and not slot.is_dropped}
-        if len(hosts) <= 1:
-            return dict.fromkeys(hosts, len(rows))
+        """How many of the first blocks of a prefix each host holds; `rows` are those that `find_prefix` found just now.
+
+        Flat, for it runs per block and plan: blocks on one host alone cost next to nothing.
+        """
+        head, following = self.blocks.head, self.replicas.next
+        slots, slot_of, named_until_s = (
+            self.replicas.slots,
+            self.replicas.slot,
+            self.replicas.named_until_s,
+        )
         counts: dict[HostId, int] = {}
-        holding = hosts
+        holding: set[HostId] | None = None
+        alone: HostId | None = None  # the host that is all of `holding`: most prefixes lie on one
         for index, row in enumerate(rows):
-            here = {self.replicas.slot_of(r).host_id for r in self._live(row, now_s)}
-            holding = holding & here
-            if not holding:
-                break
-            for host in holding:
-                counts[host] = index + 1
-        return counts
+            replica = head[row]
+            if alone is not None and following[replica] == NO_ROW:
+                slot = slots[slot_of[replica]]
+                if slot is not None and slot.host_id == alone:
+                    continue
+            here = set()
+            while replica != NO_ROW:
+                slot = slots[slot_of[replica]]
+                if slot is not None and not slot.is_dropped and named_until_s[replica] <= now_s:
+                    here.add(slot.host_id)
+                replica = following[replica]
+            left = here if holding is None else holding & here
+            if holding is not None and left != holding:
+                counts.update(dict.fromkeys(holding - left, index))
+            if not left:
+                return counts
+            holding = left
+            alone = next(iter(left)) if len(left) == 1 else None
+        return counts | dict.fromkeys(holding or (), len(rows))
 
     # -- space ---------------------------------------------------------------------------------------------------
 

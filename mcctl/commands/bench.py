@@ -10,8 +10,10 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import ConfigError, McError, NotFound
 from daemons.core.units import format_duration, format_size, parse_size
 from daemons.protocol.node import ModelDescription
+from daemons.simulation.disaggregated import POLICY_NAMES
+from daemons.simulation.hardware import DEFAULT, find_profile
 from daemons.transfer.transports.rdma import why_unavailable
-from mcctl import model_store, render, transfer_bench
+from mcctl import conductor_bench, model_store, render, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, check_size, new_app
@@ -133,6 +135,41 @@ def transfer(
         render.emit_json(result)
 
 
+@app.command()
+def conductor(
+    context: typer.Context,
+    instances: Annotated[
+        list[int] | None,
+        typer.Option(min=2, max=4096, help="Prefill and decode nodes; may be repeated."),
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=1, max=4096, help="Blocks of each prompt.")] = 250,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{', '.join(POLICY_NAMES)}; may be repeated; time otherwise."),
+    ] = None,
+    decisions: Annotated[
+        int, typer.Option(min=10, max=1_000_000, help="So many are timed in each row.")
+    ] = 1000,
+) -> None:
+    """How long the Conductor takes for one request. Beside the bare match of the prompt in the directory.
+
+    With the master's own code, without its messages; 250 blocks of 512 tokens are a prompt of 128k.
+
+    \b
+    Example: mcctl bench conductor
+    Example: mcctl bench conductor --instances 64 --blocks 2000 --policy time --policy kvcache-centric
+    """
+    unknown = [name for name in policy or () if name not in POLICY_NAMES]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(POLICY_NAMES)}")
+    plan = conductor_bench.ConductorPlan(
+        instances or _CONDUCTOR_INSTANCES, policy or ["time"], blocks, decisions
+    )
+    with render.progress("building a cluster") as progress:
+        result = conductor_bench.run(plan, find_profile(DEFAULT), progress)
+    render.emit(settings_of(context).output, result, _CONDUCTOR_COLUMNS, result.rows)
+
+
 def _transports(name: str) -> tuple[transfer_bench.TransportName, ...]:
     match name:
         case "shm" | "tcp":
@@ -252,6 +289,19 @@ _TRANSFER_COLUMNS = [
     Column("p50 us", lambda row: f"{row.p50_us:.1f}", is_number=True),
     Column("limit us", lambda row: _or_dash(row.limit_p50_us, ".1f"), is_number=True),
     Column("CPU s/GB", lambda row: f"{row.cpu_s_per_gb:.2f}", is_number=True),
+]
+
+
+_CONDUCTOR_INSTANCES = (16, 128, 1000)
+_CONDUCTOR_COLUMNS = [
+    Column("instances", lambda row: str(row.num_instances), is_number=True),
+    Column("blocks", lambda row: str(row.num_blocks), is_number=True),
+    Column("policy", lambda row: row.policy),
+    Column("decisions/s", lambda row: f"{row.decisions_per_s:.0f}", is_number=True),
+    Column("p50", lambda row: format_duration(row.p50_s), is_number=True),
+    Column("p99", lambda row: format_duration(row.p99_s), is_number=True),
+    Column("bare match", lambda row: format_duration(row.match_p50_s), is_number=True),
+    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
 ]
 
 

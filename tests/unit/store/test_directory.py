@@ -429,6 +429,22 @@ def test_leading_by_host_counts_unbroken_prefixes() -> None:
     assert made.leading_by_host(rows, now_s=2) == {H0: 4, H1: 2}
 
 
+@given(st.lists(st.sets(st.sampled_from([N0, N1, N2])), min_size=1, max_size=6))
+def test_each_host_leads_as_far_as_it_holds_every_block(holders: list[set[NodeId]]) -> None:
+    made, hashes = directory(N0, N1, N2), chain(1)
+    for node in (N0, N1, N2):
+        held = [b for b, nodes in zip(sealed(hashes), holders, strict=False) if node in nodes]
+        made.record_sealed(node, held, now_s=1)
+    rows = made.find_prefix(hashes, now_s=2)
+    plain: dict[HostId, int] = {}
+    for host in (H0, H1):
+        for nodes in holders[: len(rows)]:
+            if host not in {HOSTS[node] for node in nodes}:
+                break
+            plain[host] = plain.get(host, 0) + 1
+    assert made.leading_by_host(rows, now_s=2) == plain
+
+
 def test_looking_changes_neither_recency_nor_counts() -> None:
     made = directory()
     hashes, other = chain(1), chain(2)
