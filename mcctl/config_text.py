@@ -207,6 +207,9 @@ def _kind(name: str, hint: Any) -> str:
     elif get_origin(hint) is list:
         inner = get_args(arguments[0]) or ("text",)
         words = "a list of " + " | ".join(str(item) for item in inner)
+    elif get_origin(hint) is dict:
+        values = " | ".join(str(item) for item in get_args(arguments[1]))
+        words = f"a table of names, each with one of {values}"
     elif arguments:
         words = "one of " + " | ".join(str(item) for item in arguments)
     return f"{words} ({', '.join(bounds)})" if bounds else words

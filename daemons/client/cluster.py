@@ -1,7 +1,7 @@
 """What an operator asks of a cluster's master: nodes, models, blocks, requests, events. One request at a time.
 
 Every method raises the family of McError that the master answered with, or Unavailable when it does not answer.
-Only `clear_blocks` changes anything.
+Only `clear_blocks` and `flush_blocks` change anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,14 @@ from daemons.protocol.block import (
     CacheStatReply,
     ClearBlocks,
     ClearBlocksReply,
+    FlushBlocks,
+    FlushBlocksReply,
     ListBlocks,
     ListBlocksReply,
     ListedBlock,
     Locate,
     LocateReply,
+    Tier,
 )
 from daemons.protocol.event import ReadEvents, ReadEventsReply
 from daemons.protocol.node import (
@@ -81,6 +84,12 @@ class ClusterClient:
     def clear_blocks(self, chosen: BlockFilter, timeout_s: float = 30.0) -> ClearBlocksReply:
         """Delete what the filter matches; answered when the nodes freed it, or at the deadline."""
         return self._ask(ClearBlocks(filter=chosen), ClearBlocksReply, timeout_s)
+
+    def flush_blocks(
+        self, chosen: BlockFilter, *, to: Tier = "ssd", evict: bool = False
+    ) -> FlushBlocksReply:
+        """Have the nodes write what the filter matches to a lower tier; ask again to see how far they are."""
+        return self._ask(FlushBlocks(filter=chosen, to=to, evict=evict), FlushBlocksReply)
 
     def requests(self, limit: int = 50) -> list[ListedRequest]:
         """The most recent plans, newest first."""

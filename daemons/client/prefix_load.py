@@ -1,7 +1,8 @@
 """Loading a matched prefix from the pool into a KV slot, layer by layer, on a worker thread.
 
-A block of which no replica arrives and verifies shortens the prefix from there on; the layers of the blocks before it
-go on loading. Whoever computes waits per layer, so loading layer k+1 overlaps computing layer k (design section 8).
+Blocks of slower tiers are staged first. A block of which no replica arrives and verifies shortens the prefix from there
+on; the layers of the blocks before it go on loading. Whoever computes waits per layer, so loading layer k+1 overlaps
+computing layer k (design section 8).
 """
 
 import logging
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from daemons.client.staging import Stager, Staging, needs_staging
 from daemons.client.store import BlockReader, OpenedBlocks
 from daemons.core.errors import McError
 from daemons.protocol.block import BlockLocation, Spares
@@ -20,6 +22,8 @@ from daemons.transfer import ByteArray
 log = logging.getLogger(__name__)
 
 _GROUP_BYTES = 1 << 20
+_STAGING_PART = 0.7
+"""Of the time that a load has, for blocks to come up from a slower tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,18 @@ class PrefixLoader:
     """A few worker threads that load prefixes. Loop thread only, but for the work itself."""
 
     def __init__(
-        self, loop: Loop, reader: BlockReader, *, num_workers: int, timeout_s: float
+        self,
+        loop: Loop,
+        reader: BlockReader,
+        stager: Stager,
+        *,
+        num_workers: int,
+        timeout_s: float,
     ) -> None:
         self._loop = loop
         self._reader = reader
+        self._stager = stager
+        self._is_closed = False
         self._timeout_s = timeout_s
         self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="load")
 
@@ -59,16 +71,49 @@ class PrefixLoader:
         if usable <= 0:
             return None
         load = PrefixLoad(self._reader, matched[:usable], target, self._timeout_s, spares)
+        if needs_staging(matched[:usable]):
+            self._stage(load, matched[:usable], on_loaded)
+        else:
+            self._submit(load, None, on_loaded)
+        return load
 
+    def _stage(
+        self,
+        load: "PrefixLoad",
+        locations: Sequence[BlockLocation],
+        on_loaded: Callable[["PrefixLoad"], object],
+    ) -> None:
+        held: list[Staging] = []
+
+        def on_staged(staged: list[BlockLocation]) -> None:
+            load.place(staged)
+            # A refusal comes while it is asked for, before there is something to let go.
+            self._loop.call_later(0.0, self._submit, load, held, on_loaded)
+
+        timeout_s = _STAGING_PART * self._timeout_s
+        held.append(self._stager.stage(locations, timeout_s=timeout_s, on_staged=on_staged))
+
+    def _submit(
+        self,
+        load: "PrefixLoad",
+        held: list[Staging] | None,
+        on_loaded: Callable[["PrefixLoad"], object],
+    ) -> None:
         def run() -> None:
             load.run()
-            self._loop.call_soon_threadsafe(on_loaded, load)
+            self._loop.call_soon_threadsafe(end)
 
-        self._workers.submit(run)
-        return load
+        def end() -> None:
+            for staging in held or ():
+                staging.release()
+            on_loaded(load)
+
+        if not self._is_closed:
+            self._workers.submit(run)
 
     def close(self) -> None:
         """Finish the loads in progress; drop those that wait."""
+        self._is_closed = True
         self._workers.shutdown(wait=True, cancel_futures=True)
 
 
@@ -113,6 +158,12 @@ class PrefixLoad:
         Behind the good blocks nothing is written any more when this returns: the caller may compute there.
         """
         return self._wait(lambda: self._layers_done > layer)
+
+    def place(self, locations: Sequence[BlockLocation]) -> None:
+        """Where the leading blocks are, now that they were staged; the others are missed. Before `run`."""
+        with self._changed:
+            self._locations = list(locations)
+            self.num_blocks = min(self.num_blocks, len(locations))
 
     def cancel(self) -> None:
         """Stop soon; the worker may still finish the group it reads."""

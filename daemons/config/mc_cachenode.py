@@ -1,5 +1,7 @@
 """/etc/mooncake/mc-cachenode.toml"""
 
+from typing import Literal
+
 import msgspec
 
 from daemons.config.base import Section
@@ -50,6 +52,32 @@ class CopySection(Section, frozen=True, kw_only=True):
     """Pulls that still run so long after SIGTERM are abandoned; the unit's TimeoutStopSec must be longer."""
 
 
+FlushMode = Literal["write-through", "write-back", "manual", "none"]
+
+
+class SsdSection(Section, frozen=True, kw_only=True):
+    """The tier below DRAM. Off while `directory` is empty."""
+
+    directory: str = ""
+    """On a local SSD, best with a filesystem that allows O_DIRECT (xfs, ext4); each node has a folder of its own in it.
+    Its blocks are found again after every kind of stop, a host's too. Empty: no SSD tier."""
+    capacity: Size = "64GiB"
+    """Files in the directory never take more; the least used blocks are given up first."""
+    bucket: Size = "256MiB"
+    """Size of one file; a block must fit into it. Space is given back by whole files."""
+    flush: FlushMode = "write-back"
+    """When a block is written: once it is sealed, when DRAM needs its space, only by `mcctl cache flush`, or never."""
+    flush_models: dict[str, FlushMode] = msgspec.field(default_factory=dict)
+    """The same for single models, by name."""
+    stage: Size = "256MiB"
+    """Part of the segment that is kept for blocks on their way from the SSD to readers; at most an eighth of it. A
+    reader gets as much of a prefix as fits."""
+    promote_uses: Count = 2
+    """A block that was read from the SSD so often stays in DRAM, even when others must leave for it."""
+    read_workers: Threads = 4
+    """Threads that read from the SSD."""
+
+
 class ReportSection(Section, frozen=True, kw_only=True):
     """Seals and frees told to the master."""
 
@@ -65,6 +93,7 @@ class CachenodeConfig(Section, frozen=True, kw_only=True):
     master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
     segment: SegmentSection = msgspec.field(default_factory=SegmentSection)
     copy: CopySection = msgspec.field(default_factory=CopySection)
+    ssd: SsdSection = msgspec.field(default_factory=SsdSection)
     report: ReportSection = msgspec.field(default_factory=ReportSection)
     transfer: TransferSection = msgspec.field(default_factory=TransferSection)
     log: LogSection = msgspec.field(default_factory=LogSection)

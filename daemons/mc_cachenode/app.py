@@ -3,16 +3,23 @@
 import logging
 import os
 import threading
+from collections.abc import Sequence
+from typing import Final
 
-from daemons.config.common import topology_file
-from daemons.config.mc_cachenode import CachenodeConfig
+from daemons.config.common import size_bytes, topology_file
+from daemons.config.mc_cachenode import CachenodeConfig, SsdSection
 from daemons.config.secret import read_secret
-from daemons.core.ids import Incarnation, NodeId, new_epoch
+from daemons.core.ids import BlockHash, Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.reporter import Reporter
+from daemons.mc_cachenode.replicas import Replica
+from daemons.mc_cachenode.reporter import ReportedTier, Reporter
+from daemons.mc_cachenode.ssd_blocks import SsdBlocks, SsdCallbacks, open_tier
+from daemons.mc_cachenode.staging import Staging, StagingParts
 from daemons.mc_cachenode.storage import open_storage
+from daemons.mc_cachenode.write_down import FlushModes
+from daemons.protocol.block import BlockLocation
 from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
@@ -21,6 +28,8 @@ from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer
 from daemons.service.paths import runtime_dir
 from daemons.store.copy_workers import CopyWorkers
+from daemons.store.promotion import Promotion
+from daemons.store.ssd import SsdTier
 from daemons.transfer import TransferEngine, host_id, prefault_in_background
 from daemons.transfer.topology import host_devices
 
@@ -30,6 +39,8 @@ _DRAIN_POLL_S = 0.02
 _FRAGMENTED_FRACTION = 0.9
 """Below what masters take for full."""
 _METRICS_S = 1.0
+_MAX_STAGED: Final = 8
+"""This part of the segment is kept for staged blocks at most."""
 
 
 class CachenodeApp:
@@ -60,10 +71,14 @@ class CachenodeApp:
         self._devices = host_devices(
             wants_rdma="rdma" in config.transfer.transports, override=topology
         )
+        ssd = None
         try:
+            ssd = open_tier(config.ssd, self._node, self._on_ssd_dropped)
             self._storage = open_storage(config.segment, self._node, self._on_lost)
         except BaseException:
             self._engine.close()  # or its socket's file stays
+            if ssd is not None:
+                ssd.close()
             raise
         self._segment, self._replicas = self._storage.segment, self._storage.replicas
         self._is_closed = threading.Event()
@@ -72,12 +87,28 @@ class CachenodeApp:
             prefault_in_background(self._segment.array, self._is_closed)
         self._region = self._engine.register(self._segment.memory)
         self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
+        self._ssd = self._ssd_blocks(config.ssd, ssd)
+        tiers: list[ReportedTier] = [self._replicas]
         self._reporter = Reporter(
             self.loop,
-            self._replicas,
+            tiers if self._ssd is None else [*tiers, self._ssd],
             (self._node, self._epoch),
             config.report.interval_s,
-            lambda victims: self._handlers.free(victims, "evicted"),
+            lambda reply: self._handlers.obey(reply),
+        )
+        self._staging = Staging(
+            StagingParts(
+                loop=self.loop,
+                replicas=self._replicas,
+                ssd=ssd,
+                promotion=Promotion(config.ssd.promote_uses),
+                limit_bytes=min(
+                    size_bytes(config.ssd.stage, "ssd.stage"),
+                    self._segment.slots.capacity_bytes // _MAX_STAGED,
+                ),
+                locate=self._locate,
+                on_promoted=self._on_promoted,
+            )
         )
         self._handlers = CachenodeHandlers(
             Parts(
@@ -90,6 +121,8 @@ class CachenodeApp:
                 probes=DataProbes(self.loop, self._engine, config.transfer.transports),
                 pull_timeout_s=config.transfer.timeout_s,
                 may_evict=self._may_evict,
+                staging=self._staging,
+                ssd=self._ssd,
             )
         )
         self._link = MasterLink(
@@ -101,6 +134,8 @@ class CachenodeApp:
         )
         self._reporter.attach(self._link)
         self._metrics.restored_blocks.set(self._replicas.num_sealed)
+        if ssd is not None:
+            ssd.start()
         self.loop.every(_METRICS_S, self._measure)
         self._measure()
 
@@ -119,15 +154,23 @@ class CachenodeApp:
         slots = self._segment.slots
         return (
             f"node={self._node} control={self.endpoint} blocks={self._replicas.num_sealed} "
-            f"used={format_size(slots.used_bytes)} of {format_size(slots.capacity_bytes)} "
+            f"used={format_size(slots.used_bytes)} of {format_size(slots.capacity_bytes)} {self._ssd_status()}"
             f"master={'joined' if self._link.is_joined else 'none'}"
         )
+
+    def _ssd_status(self) -> str:
+        if self._ssd is None:
+            return ""
+        used_bytes, capacity_bytes = self._ssd.usage()
+        return f"ssd={format_size(used_bytes)} of {format_size(capacity_bytes)} "
 
     def close(self) -> None:
         self._is_closed.set()
         self._server.close()
         self._link.close()
         self._workers.close()
+        if self._ssd is not None:
+            self._ssd.close()  # reads the segment until then
         self._engine.close()
         self._storage.close()
         self._metrics_server.close()
@@ -142,8 +185,8 @@ class CachenodeApp:
 
     def _may_evict(self) -> bool:
         """Without a master for too long; or full only in this size class, which no master can see."""
-        slots = self._segment.slots
-        return self._is_orphan() or slots.used_bytes < _FRAGMENTED_FRACTION * slots.usable_bytes
+        used_bytes, capacity_bytes = self._replicas.usage()
+        return self._is_orphan() or used_bytes < _FRAGMENTED_FRACTION * capacity_bytes
 
     def _is_orphan(self) -> bool:
         alone_s = self.loop.clock() - self._link.last_contact_s
@@ -195,6 +238,50 @@ class CachenodeApp:
         metrics.queued_blocks.set(self._workers.num_queued)
         metrics.bad_data_requests.set(self._engine.counters.bad_requests)
         metrics.sent_bytes.set(self._engine.counters.sent_bytes)
+        metrics.staged_bytes.set(self._staging.used_bytes)
+        if self._ssd is not None:
+            metrics.set_ssd(self._ssd.ssd)
+
+    def _ssd_blocks(self, config: SsdSection, ssd: SsdTier | None) -> SsdBlocks | None:
+        if ssd is None:
+            return None
+        return SsdBlocks(
+            self.loop,
+            self._replicas,
+            ssd,
+            FlushModes(config.flush, config.flush_models),
+            SsdCallbacks(
+                on_sealed=lambda block_hash: self._reporter.sealed(block_hash, "ssd"),
+                on_freed=lambda block_hash, is_bad: self._reporter.freed(
+                    block_hash, "ssd", is_bad=is_bad
+                ),
+                on_not_written=self._metrics.not_written.inc,
+                free=lambda block_hash, why: self._handlers.free([block_hash], why),
+            ),
+        )
+
+    def _on_ssd_dropped(self, hashes: Sequence[BlockHash], why: str) -> None:
+        """On the writer's thread, which starts once all is wired."""
+        if self._ssd is not None:
+            self._ssd.on_dropped(hashes, why)
+
+    def _locate(self, replica: Replica) -> BlockLocation:
+        return BlockLocation(
+            hash=replica.meta.hash,
+            node=self._node,
+            region=self._region,
+            offset=replica.offset,
+            length=replica.length,
+            trailer_bytes=replica.trailer_bytes,
+            version=replica.version,
+            seal_checksum=replica.seal_checksum,
+            num_layers=replica.num_layers,
+            host_id=host_id(),
+        )
+
+    def _on_promoted(self, block_hash: BlockHash) -> None:
+        self._metrics.promoted.inc()
+        self._reporter.sealed(block_hash)
 
     def _on_lost(self, what: str, count: int) -> None:
         self._metrics.lost.labels(what).inc(count)

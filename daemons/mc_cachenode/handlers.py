@@ -1,4 +1,4 @@
-"""What a cache node is asked: put blocks, free them, verify them again. Loop thread; copying is the workers'."""
+"""What a cache node is asked: put, stage, free and verify blocks. Loop thread; copying is the workers'."""
 
 import logging
 from collections import OrderedDict
@@ -12,7 +12,9 @@ from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import PullOutcome, PullTask, is_intact, pull, refusal
 from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
 from daemons.mc_cachenode.reporter import Reporter
-from daemons.protocol.base import Ping
+from daemons.mc_cachenode.ssd_blocks import SsdBlocks
+from daemons.mc_cachenode.staging import Staging
+from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
     BadReplica,
     FreeBlocks,
@@ -21,6 +23,11 @@ from daemons.protocol.block import (
     PutReply,
     PutStatus,
     RememberClear,
+    ReportReply,
+    Stage,
+    StageAhead,
+    Unstage,
+    WriteDown,
 )
 from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
@@ -66,6 +73,8 @@ class Parts:
     pull_timeout_s: float
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
+    staging: Staging
+    ssd: SsdBlocks | None
 
 
 class CachenodeHandlers:
@@ -86,6 +95,11 @@ class CachenodeHandlers:
         match call.message:
             case Put():
                 self._put(call, call.message)
+            case Stage():
+                self._parts.staging.stage(call, call.message)
+            case Unstage():
+                self._parts.staging.unstage(call.message.stage_id)
+                call.reply(Ok())
             case DataProbe():
                 self._parts.probes.answer(call, call.message)
             case Hello() | Ping():
@@ -96,20 +110,49 @@ class CachenodeHandlers:
     def on_notice(self, notice: Notice) -> None:
         match notice:
             case FreeBlocks():
-                self.free(notice.hashes, "master")
+                if notice.is_deletion:
+                    self._delete(notice.hashes)
+                else:
+                    self._evict(notice.hashes)
+            case StageAhead():
+                self._parts.staging.stage_ahead(notice.hashes, notice.hold_ms / 1000)
+            case WriteDown():
+                if self._parts.ssd is not None and notice.to == "ssd":
+                    self._parts.ssd.write_down.ask(notice.hashes, evict=notice.evict)
             case RememberClear():
                 self._parts.replicas.remember_clear(notice.filter, wall_ms())
             case BadReplica():
                 self._verify(notice)
 
+    def obey(self, reply: ReportReply) -> None:
+        """What the master said to a report."""
+        self._evict(reply.victims)
+        self._delete(reply.unwanted)
+
     def free(self, hashes: Sequence[BlockHash], why: str) -> None:
-        """Free those that are sealed here. All are reported, so that the master forgets what was not here."""
+        """Free those that are sealed in DRAM. All are reported, so that the master forgets what was not here."""
         for block_hash in hashes:
             replica = self._parts.replicas.get(block_hash)
             if self._parts.replicas.free(block_hash):
                 self._parts.metrics.freed_blocks.labels(why).inc()
-            if replica is None or replica.state == "gone":
+            if replica is None or replica.state == "gone" or self._parts.staging.drop(block_hash):
                 self._parts.reporter.freed(block_hash, is_bad=why == "bad")
+
+    def _evict(self, hashes: Sequence[BlockHash]) -> None:
+        """Free them in DRAM; first those that nothing holds, then each that the SSD takes, once it is there."""
+        self.free([each for each in hashes if not self._is_written_first(each)], "evicted")
+
+    def _is_written_first(self, block_hash: BlockHash) -> bool:
+        replica = self._parts.replicas.get(block_hash)
+        if self._parts.ssd is None or replica is None or replica.state != "sealed":
+            return False
+        return self._parts.ssd.write_down.evict(replica, "evicted")
+
+    def _delete(self, hashes: Sequence[BlockHash]) -> None:
+        """From all tiers."""
+        self.free(hashes, "deleted")
+        if self._parts.ssd is not None:
+            self._parts.ssd.delete(hashes)
 
     # Put.
 
@@ -231,6 +274,8 @@ class CachenodeHandlers:
                 session.why = outcome.why
             else:
                 parts.replicas.seal(replica, outcome.seal_checksum)
+                if parts.ssd is not None:
+                    parts.ssd.write_down.on_sealed(replica)
                 parts.reporter.sealed(replica.meta.hash)
                 parts.metrics.pulled_bytes.inc(replica.length)
                 session.results[index] = "stored"
@@ -264,6 +309,7 @@ class CachenodeHandlers:
     def _verify(self, notice: BadReplica) -> None:
         replica = self._parts.replicas.get(notice.hash)
         if replica is None or replica.state != "sealed":
+            self._parts.staging.drop(notice.hash)
             return
         segment = self._parts.replicas.segment
 

@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from daemons.store.ssd import SsdTier
+
 _PULL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0)
 
 
@@ -50,6 +52,42 @@ class CachenodeMetrics:
         self.sent_bytes = self._gauge(
             "mc_cachenode_sent_bytes", "Bytes streamed to readers that cannot map the segment"
         )
+
+        self.staged_bytes = self._gauge(
+            "mc_cachenode_staged_bytes", "DRAM held for blocks that readers want from the SSD"
+        )
+        self.promoted = Counter(
+            "mc_cachenode_promoted_blocks",
+            "Blocks that stayed in DRAM after they were read from the SSD",
+            registry=self.registry,
+        )
+        self.not_written = Counter(
+            "mc_cachenode_not_written_blocks",
+            "Blocks that the SSD could not take when they should have been written",
+            registry=self.registry,
+        )
+        self.ssd_used_bytes = self._gauge("mc_cachenode_ssd_used_bytes", "Bytes of SSD files")
+        self.ssd_capacity_bytes = self._gauge(
+            "mc_cachenode_ssd_capacity_bytes", "Bytes that SSD files may take"
+        )
+        self.ssd_blocks = self._gauge("mc_cachenode_ssd_blocks", "Blocks on the SSD")
+        self.ssd_resting = self._gauge(
+            "mc_cachenode_ssd_resting", "1 while the SSD is left alone after a failure, else 0"
+        )
+        self.ssd_events = Gauge(
+            "mc_cachenode_ssd_events",
+            "Since the start, by kind: blocks and bytes put, read, copied, deleted, evicted, bad; errors",
+            ["kind"],
+            registry=self.registry,
+        )
+
+    def set_ssd(self, ssd: SsdTier) -> None:
+        self.ssd_used_bytes.set(ssd.used_bytes)
+        self.ssd_capacity_bytes.set(ssd.settings.capacity_bytes)
+        self.ssd_blocks.set(ssd.num_blocks)
+        self.ssd_resting.set(ssd.why_resting is not None)
+        for kind, count in ssd.counters.as_dict().items():
+            self.ssd_events.labels(kind).set(count)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)

@@ -1,7 +1,8 @@
 """The node's index: which block lies in which slot, writing or sealed. The truth that the master's directory follows.
 
-Loop thread only; workers write a slot's bytes between `begin` and `seal` or `abandon`, and nobody else does. With an
-IndexLog what is sealed and freed here is recorded, and `flush` is called before anyone is told.
+Loop thread only; workers write a slot's bytes between `begin` and `seal` or `abandon`, and nobody else does. A slot
+that is held (the SSD's writer reads it) is not used again before it is released. With an IndexLog what is sealed and
+freed here is recorded, and `flush` is called before anyone is told.
 """
 
 import time
@@ -13,7 +14,8 @@ from typing import Literal
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
-from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock, Tombstone
+from daemons.core.units import format_size
+from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock, Tier, Tombstone
 from daemons.store.index_format import ClearedRecord, SealedRecord
 from daemons.store.index_log import IndexLog
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
@@ -41,7 +43,9 @@ class Replica:
     state: Literal["writing", "sealed", "gone"] = "writing"
     seal_checksum: int = 0
     created_ms: int = 0
-    """When it was sealed, since 1970; kept over restarts."""
+    """When it was sealed, since 1970; kept over restarts and in lower tiers."""
+    version: int = VERSION
+    num_holds: int = 0
 
     @property
     def trailer_bytes(self) -> int:
@@ -54,7 +58,7 @@ class Replica:
             offset=self.offset,
             length=self.length,
             trailer_bytes=self.trailer_bytes,
-            version=VERSION,
+            version=self.version,
             seal_checksum=self.seal_checksum,
             num_layers=self.num_layers,
             age_ms=age_ms,
@@ -64,8 +68,12 @@ class Replica:
 class ReplicaTable:
     """Blocks by hash, least recently put first."""
 
+    tier: Tier = "dram"
+
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
+        self.reserved_bytes = 0
+        """Of the segment, for blocks that are staged; the others do without."""
         self._replicas: OrderedDict[BlockHash, Replica] = OrderedDict()
         self._num_writing = 0
         self._index: IndexLog | None = None
@@ -95,10 +103,18 @@ class ReplicaTable:
         if self._index is not None:
             self._index.flush()
 
-    def report(self, replicas: Iterable[Replica]) -> list[SealedBlock]:
+    def report(self, hashes: Iterable[BlockHash]) -> list[SealedBlock]:
         """Those of them that are sealed, as the master is told."""
         now_ms = wall_ms()
-        return [r.describe(max(0, now_ms - r.created_ms)) for r in replicas if r.state == "sealed"]
+        found = (self._replicas.get(block_hash) for block_hash in hashes)
+        return [
+            r.describe(max(0, now_ms - r.created_ms)) for r in found if r and r.state == "sealed"
+        ]
+
+    def usage(self) -> tuple[int, int]:
+        """(bytes used, bytes that can be)."""
+        slots = self.segment.slots
+        return slots.used_bytes, slots.usable_bytes - self.reserved_bytes
 
     def remember_clear(self, wanted: BlockFilter, at_ms: int) -> None:
         """A tombstone for later masters; what it matches here is freed one by one."""
@@ -139,22 +155,36 @@ class ReplicaTable:
     def touch(self, block_hash: BlockHash) -> None:
         self._replicas.move_to_end(block_hash)
 
-    def begin(self, meta: BlockMeta, length: int, num_layers: int) -> Replica:
+    def begin(
+        self, meta: BlockMeta, length: int, num_layers: int, *, version: int = VERSION
+    ) -> Replica:
         """A slot for a block that is not here. Raises Exhausted."""
+        self._refuse_reserved(length)
+        return self.begin_staged(meta, length, num_layers, version=version)
+
+    def begin_staged(
+        self, meta: BlockMeta, length: int, num_layers: int, *, version: int
+    ) -> Replica:
+        """As `begin`, in the reserved part too: the caller keeps to its size."""
         if self._index is not None:
             self._index.flush_frees()
         offset = self.segment.allocate(length + trailer_length(num_layers))
-        replica = Replica(meta, offset, length, num_layers)
+        replica = Replica(meta, offset, length, num_layers, version=version)
         self._replicas[meta.hash] = replica
         self._num_writing += 1
         return replica
 
-    def seal(self, replica: Replica, seal_checksum: int) -> SealedBlock:
-        """The worker has written payload and trailer: from now on it can be read."""
+    def seal(
+        self, replica: Replica, seal_checksum: int, *, created_ms: int | None = None
+    ) -> SealedBlock:
+        """The worker has written payload and trailer: from now on it can be read.
+
+        `created_ms` is that of the copy it was made of, so that a clear since then finds it older.
+        """
         assert replica.state == "writing"
         replica.state = "sealed"
         replica.seal_checksum = seal_checksum
-        replica.created_ms = wall_ms()
+        replica.created_ms = wall_ms() if created_ms is None else created_ms
         self._num_writing -= 1
         sealed = replica.describe()
         if self._index is not None:
@@ -177,6 +207,29 @@ class ReplicaTable:
             self._index.add_freed(block_hash, replica.offset)
         return True
 
+    def _refuse_reserved(self, length: int) -> None:
+        used_bytes, capacity_bytes = self.usage()
+        if self.reserved_bytes and used_bytes + length > capacity_bytes:
+            raise Exhausted(
+                f"no room for {format_size(length)}: {format_size(used_bytes)} of {format_size(capacity_bytes)} are in "
+                f"use, and {format_size(self.reserved_bytes)} more are kept for blocks on their way from the SSD"
+            )
+
+    def stored(self, replica: Replica) -> memoryview:
+        """Its slot: payload and trailer."""
+        return self.segment.view[
+            replica.offset : replica.offset + replica.length + replica.trailer_bytes
+        ]
+
+    def hold(self, replica: Replica) -> None:
+        """Its slot keeps its bytes until `release`, also when the block is freed."""
+        replica.num_holds += 1
+
+    def release(self, replica: Replica) -> None:
+        replica.num_holds -= 1
+        if not replica.num_holds and replica.state == "gone":
+            self.segment.free(replica.offset)
+
     def make_room(self, length: int, num_layers: int) -> list[BlockHash]:
         """Give up the least recently put blocks until a slot of this size is free; what went is returned.
 
@@ -187,7 +240,7 @@ class ReplicaTable:
         freed: list[BlockHash] = []
         if needed > slots.slab_bytes:
             return freed
-        oldest = list(islice(self.sealed(), _MAX_SCANNED))
+        oldest = [r for r in islice(self.sealed(), _MAX_SCANNED) if not r.num_holds]
         # One block of the same size class makes the slot; of another class it takes a whole slab of them.
         fitting = (r for r in oldest if slots.is_same_class(r.length + r.trailer_bytes, needed))
         same = next(fitting, None)
@@ -196,6 +249,7 @@ class ReplicaTable:
             self.free(block_hash)
             freed.append(block_hash)
             try:
+                self._refuse_reserved(length)
                 self.segment.free(self.segment.allocate(needed))
             except Exhausted:
                 continue
@@ -222,7 +276,8 @@ class ReplicaTable:
     def _remove(self, replica: Replica) -> None:
         replica.state = "gone"
         del self._replicas[replica.meta.hash]
-        self.segment.free(replica.offset)
+        if not replica.num_holds:
+            self.segment.free(replica.offset)
 
 
 def wall_ms() -> int:
@@ -240,4 +295,5 @@ def _replica_of(record: SealedRecord) -> Replica:
         state="sealed",
         seal_checksum=block.seal_checksum,
         created_ms=record.created_ms,
+        version=block.version,
     )

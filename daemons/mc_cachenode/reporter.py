@@ -1,18 +1,20 @@
-"""Tells the master what was sealed and freed, batched; everything again when a master starts from nothing.
+"""Tells the master what was sealed and freed in each tier, batched; everything again when a master starts from nothing.
 
-One report is in flight at a time. A report whose reply was lost is sent again unchanged, which the master ignores
-if it had it. What waits is bounded by what the segment holds: names, not events.
+One report is in flight at a time, and is of one tier; the lower tier comes first, so what moves down is never reported
+as gone before it is reported as there. A report whose reply was lost is sent again unchanged, which the master ignores
+if it had it. What waits is bounded by what the tiers hold: names, not events.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
-from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.protocol.block import Report, ReportReply
+from daemons.protocol.block import Report, ReportReply, SealedBlock, Tier, Tombstone
 from daemons.protocol.messages import Reply
 from daemons.rpc import Loop
 from daemons.service.master_link import MasterLink
@@ -30,28 +32,82 @@ _MAX_PENDING_FREED = 100_000
 """Without a master frees are forgotten beyond this: the next one gets a whole announcement anyway."""
 
 
+class ReportedTier(Protocol):
+    """What a tier knows of its blocks."""
+
+    @property
+    def tier(self) -> Tier: ...
+
+    def hashes(self) -> list[BlockHash]:
+        """Of all that are sealed."""
+
+    def report(self, hashes: Iterable[BlockHash]) -> list[SealedBlock]:
+        """Those of them that are sealed."""
+
+    def usage(self) -> tuple[int, int]:
+        """(bytes used, bytes there are)."""
+
+    def flush(self) -> None:
+        """Called before anyone is told."""
+
+    def tombstones(self) -> list[Tombstone]:
+        """Clears that it remembers."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What the master is not told yet of one tier."""
+
+    source: ReportedTier
+    sealed: dict[BlockHash, None] = field(default_factory=dict)
+    freed: dict[BlockHash, bool] = field(default_factory=dict)
+    """Whether it went for being bad."""
+    announcing: deque[BlockHash] = field(default_factory=deque)
+    is_unknown: bool = False
+    """The master does not know yet that there is such a tier: told even while it is empty."""
+
+    def __bool__(self) -> bool:
+        return bool(self.is_unknown or self.sealed or self.freed or self.announcing)
+
+    def restart(self) -> None:
+        self.sealed.clear()
+        self.freed.clear()
+        self.announcing = deque(self.source.hashes())
+        self.is_unknown = True
+
+    def take(self) -> tuple[list[BlockHash], list[tuple[BlockHash, bool]]]:
+        """The next that are sealed, and freed."""
+        self.is_unknown = False
+        hashes = [self.announcing.popleft() for _ in range(min(MAX_BLOCKS, len(self.announcing)))]
+        fresh = list(islice(self.sealed, MAX_BLOCKS - len(hashes)))
+        gone = list(islice(self.freed.items(), MAX_BLOCKS))
+        for block_hash in fresh:
+            del self.sealed[block_hash]
+        for block_hash, _ in gone:
+            del self.freed[block_hash]
+        return list(dict.fromkeys(hashes + fresh)), gone
+
+
 class Reporter:
-    """Loop thread only. `free` is called with the master's victims."""
+    """Loop thread only. `obey` is called with each reply's victims and unwanted blocks."""
 
     def __init__(
         self,
         loop: Loop,
-        replicas: ReplicaTable,
+        tiers: Sequence[ReportedTier],
         name: tuple[NodeId, Epoch],
         interval_s: float,
-        free: Callable[[list[BlockHash]], object],
+        obey: Callable[[ReportReply], object],
     ) -> None:
         self._loop = loop
-        self._replicas = replicas
+        self._pending = {each.tier: _Pending(each) for each in tiers}
+        """The fastest tier first."""
+        self._first = next(iter(self._pending))
         self._name = name
         self._interval_s = interval_s
-        self._free = free
+        self._obey = obey
         self._link: MasterLink | None = None
-        self._sealed: dict[BlockHash, None] = {}
-        self._freed: dict[BlockHash, bool] = {}
-        """Whether it went for being bad."""
         self._refused_puts = 0
-        self._announcing: deque[BlockHash] = deque()
         self._is_first = False
         """Whether the next report begins an announcement."""
         self._sequence = 0
@@ -65,19 +121,20 @@ class Reporter:
     @property
     def is_idle(self) -> bool:
         """Nothing to tell, nothing unanswered."""
-        return not (self._in_flight or self._sealed or self._freed or self._announcing)
+        return not (self._in_flight or any(self._pending.values()))
 
     def attach(self, link: MasterLink) -> None:
         self._link = link
 
-    def sealed(self, block_hash: BlockHash) -> None:
-        self._sealed[block_hash] = None
+    def sealed(self, block_hash: BlockHash, tier: Tier = "dram") -> None:
+        self._pending[tier].sealed[block_hash] = None
         self._schedule()
 
-    def freed(self, block_hash: BlockHash, *, is_bad: bool = False) -> None:
-        self._sealed.pop(block_hash, None)
-        if len(self._freed) < _MAX_PENDING_FREED:
-            self._freed[block_hash] = is_bad
+    def freed(self, block_hash: BlockHash, tier: Tier = "dram", *, is_bad: bool = False) -> None:
+        pending = self._pending[tier]
+        pending.sealed.pop(block_hash, None)
+        if len(pending.freed) < _MAX_PENDING_FREED:
+            pending.freed[block_hash] = is_bad
         self._schedule()
 
     def refused(self, num_puts: int) -> None:
@@ -89,9 +146,8 @@ class Reporter:
         self._life += 1
         self._sequence = 0
         self._in_flight = None
-        self._sealed.clear()
-        self._freed.clear()
-        self._announcing = deque(replica.meta.hash for replica in self._replicas.sealed())
+        for pending in self._pending.values():
+            pending.restart()
         self._is_first = True
         self._send()
 
@@ -111,35 +167,36 @@ class Reporter:
             self._in_flight = self._build()
             self._post()
 
+    def _next_tier(self) -> Tier:
+        """An announcement begins with the first; else the lowest that has something to tell."""
+        if self._is_first:
+            return self._first
+        return next((tier for tier in reversed(self._pending) if self._pending[tier]), self._first)
+
     def _build(self) -> Report:
-        self._replicas.flush()
-        hashes: list[BlockHash] = []
-        while self._announcing and len(hashes) < MAX_BLOCKS:
-            hashes.append(self._announcing.popleft())
-        fresh = list(self._sealed)[: MAX_BLOCKS - len(hashes)]
-        gone = list(islice(self._freed.items(), MAX_BLOCKS))
-        for block_hash in fresh:
-            del self._sealed[block_hash]
-        for block_hash, _ in gone:
-            del self._freed[block_hash]
-        found = (self._replicas.get(block_hash) for block_hash in dict.fromkeys(hashes + fresh))
+        tier = self._next_tier()
+        pending = self._pending[tier]
+        source = pending.source
+        source.flush()
+        hashes, gone = pending.take()
         node, epoch = self._name
-        slots = self._replicas.segment.slots
+        used_bytes, capacity_bytes = source.usage()
         self._sequence += 1
         refused, self._refused_puts = self._refused_puts, 0
-        cleared = self._replicas.tombstones() if self._is_first else []
+        cleared = source.tombstones() if self._is_first else []
         self._is_first = False
         return Report(
             node=node,
             epoch=epoch,
             sequence=self._sequence,
-            sealed=self._replicas.report(r for r in found if r is not None),
+            sealed=source.report(hashes),
             freed=[block_hash for block_hash, is_bad in gone if not is_bad],
             bad=[block_hash for block_hash, is_bad in gone if is_bad],
-            used_bytes=slots.used_bytes,
-            capacity_bytes=slots.usable_bytes,
+            used_bytes=used_bytes,
+            capacity_bytes=capacity_bytes,
             refused_puts=refused,
             cleared=cleared,
+            tier=tier,
         )
 
     def _post(self) -> None:
@@ -159,13 +216,13 @@ class Reporter:
             self._in_flight = None
             self._num_refusals = 0
             if reply.announce:
-                log.info("announcing again num_blocks=%d", self._replicas.num_sealed)
+                log.info("announcing again")
                 self.announce()
                 return
-            self._free([*reply.victims, *reply.unwanted])
-            if self._announcing:
+            self._obey(reply)
+            if any(pending.announcing for pending in self._pending.values()):
                 self._send()
-            elif self._sealed or self._freed or self._refused_puts:
+            elif self._refused_puts or any(self._pending.values()):
                 self._schedule()
             return
         if isinstance(reply, Unavailable | Exhausted):

@@ -13,6 +13,7 @@ from functools import partial
 from daemons.client.channel_pool import ChannelPool
 from daemons.client.node_health import NodeHealth
 from daemons.client.prefix_load import LoadTarget, PrefixLoad, PrefixLoader
+from daemons.client.staging import Stager
 from daemons.client.store import BlockReader
 from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import McError, ProtocolError, TransferError
@@ -70,7 +71,9 @@ class Filling:
         workers = ThreadPoolExecutor(config.decode.pull_workers, thread_name_prefix="pull")
         self._puller = Puller(loop, instance, workers, timeout_s, self._on_pulled)
         reader = BlockReader(instance.transfer, NodeHealth(on_suspect=events.on_suspect))
-        self._loader = PrefixLoader(loop, reader, num_workers=1, timeout_s=timeout_s)
+        self._loader = PrefixLoader(
+            loop, reader, Stager(channels), num_workers=1, timeout_s=timeout_s
+        )
 
     def start(self, request: Request) -> None:
         """The request has its slot: ask prefill for the rest, load the matched part meanwhile."""

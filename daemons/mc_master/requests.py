@@ -11,6 +11,7 @@ from daemons.core.errors import McError, Unavailable, family_of
 from daemons.core.ids import NodeId
 from daemons.mc_master.checks import MAX_TOKENS, check_schedule
 from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.staging import stage_ahead
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.block import BlockLocation, Spares
@@ -86,6 +87,7 @@ class RequestHandlers:
         spares = fold(matched, state.directory.replicas_of(rows, now_s=began_s))
         plan = self._plan(message, placement, matched, spares)
         call.reply(plan)
+        stage_ahead(state, matched, placement.predicted_ttft_s)
         self._account(message, placement, plan, request)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
 

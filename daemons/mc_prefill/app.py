@@ -7,6 +7,7 @@ from daemons.client.channel_pool import ChannelPool
 from daemons.client.node_health import NodeHealth, suspicion
 from daemons.client.prefix_load import PrefixLoader
 from daemons.client.publisher import Publisher
+from daemons.client.staging import Stager
 from daemons.client.store import BlockReader
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import McError, ProtocolError
@@ -33,6 +34,7 @@ class PrefillApp:
         self._loader = PrefixLoader(
             self.loop,
             BlockReader(self._node.transfer, NodeHealth(on_suspect=self._report_suspect)),
+            Stager(self._channels),
             num_workers=_NUM_LOADERS,
             timeout_s=config.transfer.timeout_s,
         )

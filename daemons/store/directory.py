@@ -369,10 +369,11 @@ class Directory:
             raise NotFound(f"node {node} lends no {tier} to this pool; join first")
         return number
 
-    def _preference(self, replica: int) -> tuple[bool, int]:
-        """Lowest first."""
+    def _preference(self, replica: int) -> tuple[bool, bool, int]:
+        """Lowest first. `named_until_s` is 0 where it never was a victim."""
         slot = self.replicas.slot_of(replica)
-        return slot.is_suspect, TIERS.index(slot.tier)
+        is_leaving = self.replicas.named_until_s[replica] > 0
+        return slot.is_suspect, is_leaving, TIERS.index(slot.tier)
 
     def _record_one(self, number: int, sealed: SealedBlock, now_s: float) -> bool:
         row = self.blocks.row_by_hash.get(sealed.meta.hash)
@@ -443,12 +444,11 @@ class Directory:
         replica = self.blocks.head[row]
         while replica != NO_ROW:
             slot = replicas.slots[replicas.slot[replica]]
-            if (
-                slot is not None
-                and not slot.is_dropped
-                and (replicas.named_until_s[replica] <= now_s or slot.has_lower)
-            ):
-                rank = (slot.host_id == near) + slot.rank - (RANKS if slot.is_suspect else 0)
+            is_named = replicas.named_until_s[replica] > now_s
+            if slot is not None and not slot.is_dropped and (slot.has_lower or not is_named):
+                rank = 1 if is_named else (slot.host_id == near) + slot.rank
+                if slot.is_suspect:
+                    rank -= RANKS
                 if rank > best_rank:
                     best, best_rank = replica, rank
             replica = replicas.next[replica]

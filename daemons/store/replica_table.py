@@ -42,7 +42,7 @@ class Slot:
     pending_bytes: int = 0
     pending_until_s: float = 0.0
     rank: int = 0
-    """Of its tier, higher is better; leaves room for one point more."""
+    """Of its tier, higher is better, at least 2; leaves room for one point more."""
 
     def __post_init__(self) -> None:
         self.rank = RANKS - 2 * TIERS.index(self.tier)

@@ -41,7 +41,11 @@ class Bench:
         self.replicas = ReplicaTable(Segment.create(8 << 20))
         self.victims: list[BlockHash] = []
         self.reporter = Reporter(
-            self.loop, self.replicas, (NodeId("n"), Epoch(3)), 0.005, self.victims.extend
+            self.loop,
+            [self.replicas],
+            (NodeId("n"), Epoch(3)),
+            0.005,
+            lambda reply: self.victims.extend(reply.victims),
         )
         self.link = ScriptedLink()
         self.reporter.attach(self.link)  # type: ignore[arg-type]  # what the reporter uses of it

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from daemons.rpc import Loop
 
 LAYERS, BLOCK_TOKENS, ROW_BYTES, BLOCKS = 4, 16, 1 << 18, 3
 """Two rows of so many bytes make a group of one layer."""
+
+
+LOCATION = SimpleNamespace(tier="dram")
 
 
 class Opened:
@@ -64,7 +68,7 @@ def target(memory):
 
 
 def make_load(reader, target, timeout_s=5.0):
-    return PrefixLoad(reader, ["location"] * BLOCKS, target, timeout_s)
+    return PrefixLoad(reader, [LOCATION] * BLOCKS, target, timeout_s)
 
 
 def test_all_layers_arrive(reader, target, memory):
@@ -136,11 +140,11 @@ def test_a_load_that_never_began_does_not_hold_anybody(reader, target):
 def test_a_loader_leaves_the_last_token_to_the_model_and_always_answers(reader, target):
     loop, done = Loop(), []
     reader.opened.before_write = lambda _: 1 // 0
-    loader = PrefixLoader(loop, reader, num_workers=1, timeout_s=5.0)
+    loader = PrefixLoader(loop, reader, None, num_workers=1, timeout_s=5.0)
     try:
-        assert loader.start(["location"], BLOCK_TOKENS, target, done.append) is None
+        assert loader.start([LOCATION], BLOCK_TOKENS, target, done.append) is None
         assert loader.start([], 100, target, done.append) is None
-        load = loader.start(["location"] * BLOCKS, BLOCKS * BLOCK_TOKENS, target, done.append)
+        load = loader.start([LOCATION] * BLOCKS, BLOCKS * BLOCK_TOKENS, target, done.append)
         assert load is not None
         assert load.num_asked == BLOCKS - 1
         assert loop.run_until(lambda: bool(done), 10)

@@ -82,7 +82,7 @@ class Bench:
             block_tokens=64, is_reuse_safe=True,
         )  # fmt: skip
         instance = Instance(None, None, None, generations, self.arena, None, None, model, None)
-        self.loader = PrefixLoader(self.loop, None, num_workers=1, timeout_s=1.0)
+        self.loader = PrefixLoader(self.loop, None, None, num_workers=1, timeout_s=1.0)
         effects = Effects(self.computing.append, self._withdraw, lambda *_: None)
         config = PrefillSection(max_queued=600, hold_s=5.0)
         ways = Ways(self.publisher, self.loader)

@@ -1,0 +1,170 @@
+"""Copies blocks from DRAM to the SSD: when they are sealed, when they are evicted, or when asked for, by flush mode.
+
+Loop thread only; the SSD's writer reads the slot, which is held meanwhile. A copy that cannot be made costs a later
+miss at most: the block is freed all the same when its space is wanted.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from daemons.config.mc_cachenode import FlushMode
+from daemons.core.errors import Conflict, Exhausted, McError, Rejected
+from daemons.core.ids import BlockHash, short
+from daemons.mc_cachenode.replicas import Replica, ReplicaTable
+from daemons.rpc import Loop
+from daemons.store.ssd import BlockRecord, SsdTier
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING: Final = 65_536
+_RETRY_S: Final = 0.05
+_GRACE_S: Final = 0.1
+"""A block that is on the SSD stays in DRAM for so long, for those who were told just before that it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushModes:
+    """By model, with one for all others."""
+
+    default: FlushMode
+    by_model: Mapping[str, FlushMode]
+
+    def of(self, model: str) -> FlushMode:
+        return self.by_model.get(model, self.default)
+
+
+@dataclass(slots=True)
+class _Writing:
+    replica: Replica
+    leaves_for: str | None = None
+    """Why it is freed in DRAM once it is written."""
+
+
+class WriteDown:
+    """`on_written(hash)` when a copy is on disk; `free(hash, why)` when the one in DRAM may go."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        replicas: ReplicaTable,
+        ssd: SsdTier,
+        modes: FlushModes,
+        callbacks: "WriteDownCallbacks",
+    ) -> None:
+        self._loop = loop
+        self._replicas = replicas
+        self._ssd = ssd
+        self._modes = modes
+        self._callbacks = callbacks
+        self._writing: dict[BlockHash, _Writing] = {}
+        self._waiting: dict[BlockHash, bool] = {}
+        """Asked for by an operator, with whether to free it in DRAM then; written as the SSD takes them."""
+        self._is_pumping = False
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._writing) + len(self._waiting)
+
+    def on_sealed(self, replica: Replica) -> None:
+        if self._modes.of(replica.meta.model) == "write-through":
+            self._write(replica)  # a refused one is written when it is evicted
+
+    def evict(self, replica: Replica, why: str) -> bool:
+        """True: it is written first and `free` comes then. False: nothing holds it, free it now."""
+        if self._modes.of(replica.meta.model) not in ("write-through", "write-back"):
+            return False
+        return self._write(replica, why) is None and replica.meta.hash in self._writing
+
+    def ask(self, hashes: Sequence[BlockHash], *, evict: bool) -> None:
+        """Write these, as fast as the SSD takes them; what is already there is only freed."""
+        for block_hash in hashes:
+            if len(self._waiting) < _MAX_WAITING:
+                self._waiting[block_hash] = evict or self._waiting.get(block_hash, False)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Until the SSD has enough, then again a little later."""
+        self._is_pumping = False
+        while self._waiting:
+            block_hash, evict = next(iter(self._waiting.items()))
+            replica = self._replicas.get(block_hash)
+            if replica is not None and replica.state == "sealed":
+                is_allowed = self._modes.of(replica.meta.model) != "none"
+                error = self._write(replica, "flushed" if evict else None) if is_allowed else None
+                if isinstance(error, Exhausted):
+                    self._pump_later()
+                    return
+            del self._waiting[block_hash]
+
+    def _pump_later(self) -> None:
+        if not self._is_pumping:
+            self._is_pumping = True
+            self._loop.call_later(_RETRY_S, self._pump)
+
+    def _write(self, replica: Replica, leaves_for: str | None = None) -> McError | None:
+        """Begin, or join what has begun; the error when the SSD takes nothing now."""
+        begun = self._writing.get(replica.meta.hash)
+        if begun is not None and begun.replica is replica:
+            begun.leaves_for = begun.leaves_for or leaves_for
+            return None
+        try:
+            done = self._ssd.put(_record_of(replica), self._replicas.stored(replica))
+        except (Conflict, Rejected) as error:
+            log.warning(
+                "block not written block=%s why=%s", short(replica.meta.hash), error.message
+            )
+            self._callbacks.on_not_written(1)
+            return error
+        except McError as error:
+            if leaves_for is not None:
+                self._callbacks.on_not_written(1)
+            return error
+        self._replicas.hold(replica)
+        writing = self._writing[replica.meta.hash] = _Writing(replica, leaves_for)
+        done.add_done_callback(
+            lambda future: self._loop.call_soon_threadsafe(self._on_done, writing, future)
+        )
+        return None
+
+    def _on_done(self, writing: _Writing, done: "Future[bool]") -> None:
+        replica = writing.replica
+        block_hash = replica.meta.hash
+        if self._writing.get(block_hash) is writing:
+            del self._writing[block_hash]
+        error = done.exception()
+        if error is not None:
+            log.warning("block not written block=%s why=%s", short(block_hash), error)
+            self._callbacks.on_not_written(1)
+        elif done.result():
+            self._callbacks.on_written(block_hash)
+        delay_s = _GRACE_S if writing.leaves_for is not None and error is None else 0.0
+        self._loop.call_later(delay_s, self._end, writing)
+
+    def _end(self, writing: _Writing) -> None:
+        replica = writing.replica
+        if writing.leaves_for is not None and replica.state == "sealed":
+            self._callbacks.free(replica.meta.hash, writing.leaves_for)
+        self._replicas.release(replica)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDownCallbacks:
+    """Loop thread."""
+
+    on_written: Callable[[BlockHash], object]
+    on_not_written: Callable[[int], object]
+    free: Callable[[BlockHash, str], object]
+
+
+def _record_of(replica: Replica) -> BlockRecord:
+    return BlockRecord(
+        meta=replica.meta,
+        length=replica.length,
+        num_layers=replica.num_layers,
+        version=replica.version,
+        seal_checksum=replica.seal_checksum,
+        created_s=replica.created_ms / 1000,
+    )

@@ -1,0 +1,221 @@
+"""A cache node with an SSD: what leaves DRAM is found on disk, comes back to readers, and outlives every stop."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit.pool import (
+    NUM_LAYERS,
+    ROW,
+    Pool,
+    SourceMemory,
+    chain,
+    read_all,
+    running_pool,
+    short_directory,
+    sources,
+    wait_for,
+)
+
+from daemons.client.cluster import ClusterClient
+from daemons.client.staging import staged
+from daemons.core.ids import BlockHash
+from daemons.protocol.block import BlockFilter, BlockLocation, FlushBlocksReply
+
+NUM_BLOCKS = 70
+"""Of which a segment of 8 MiB holds 28."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with short_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def make_source(directory: Path) -> Iterator[Callable[..., SourceMemory]]:
+    with sources(directory) as make:
+        yield make
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> list[str]:
+    return [
+        "segment.size=8MiB",
+        f"ssd.directory={tmp_path}",
+        "ssd.capacity=64MiB",
+        "ssd.bucket=4MiB",
+    ]
+
+
+def put_all(pool: Pool, source: SourceMemory, hashes: Sequence[BlockHash], step: int = 7) -> None:
+    """As a prefill does, but again until there is room."""
+    deadline_s = time.monotonic() + 30
+    for first in range(0, len(hashes), step):
+        left = list(range(first, min(first + step, len(hashes))))
+        while left:
+            assert time.monotonic() < deadline_s, "no room"
+            results = pool.put([source.block(index, list(hashes)) for index in left]).results
+            left = [
+                index
+                for index, result in zip(left, results, strict=True)
+                if result not in ("stored", "already_sealed")
+            ]
+            time.sleep(0.02 if left else 0)
+
+
+def tiers_of(pool: Pool, hashes: list[BlockHash]) -> list[str]:
+    return [location.tier for location in pool.match(hashes)]
+
+
+def read_in_pieces(
+    source: SourceMemory, locations: list[BlockLocation], piece: int = 3
+) -> np.ndarray:
+    """Bytes `[layer][k|v][block][row]`, all verified."""
+    arena = np.zeros((2 * NUM_LAYERS, len(locations), ROW), np.uint8)
+    for first in range(0, len(locations), piece):
+        wanted = locations[first : first + piece]
+        with staged(wanted, timeout_s=10) as here:
+            num_good, read, bad = read_all(source.engine, here)
+        assert (num_good, bad) == (len(wanted), []), f"at block {first}"
+        arena[:, first : first + len(wanted)] = read.reshape(2 * NUM_LAYERS, len(wanted), ROW)
+    return arena.reshape(-1)
+
+
+def test_blocks_that_dram_cannot_hold_are_read_from_the_ssd(
+    directory: Path, make_source: Callable[..., SourceMemory], settings: list[str]
+) -> None:
+    source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
+    with running_pool(directory, settings=settings) as pool:
+        put_all(pool, source, hashes)
+        locations = pool.wait_until_sealed(hashes)
+        assert {location.tier for location in locations} == {"dram", "ssd"}
+        assert np.array_equal(read_in_pieces(source, locations), source.array)
+        with ClusterClient(pool.master) as cluster:
+            stat = cluster.cache_stat()
+            assert stat.tiers["ssd"].num_blocks >= NUM_BLOCKS - 28
+            assert stat.num_blocks == NUM_BLOCKS
+            (node,) = (each for each in cluster.nodes().nodes if each.tiers)
+            assert node.tiers == stat.tiers
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_the_ssd_outlives_the_process_and_the_segment(
+    directory: Path,
+    make_source: Callable[..., SourceMemory],
+    settings: list[str],
+    is_killed: bool,
+) -> None:
+    """The segment's file goes too, as after a reboot."""
+    source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
+    settings = [*settings, "ssd.flush=write-through"]
+    with running_pool(directory, settings=settings) as pool:
+        put_all(pool, source, hashes)
+        with ClusterClient(pool.master) as cluster:
+            wait_for(lambda: _num_on_ssd(cluster) == NUM_BLOCKS)
+        if is_killed:
+            pool.node.process.kill()
+            pool.node.process.wait()
+        else:
+            pool.node.stop()
+        for file in directory.glob("shm/*/*"):
+            file.unlink()
+        pool.restart_node(*settings)
+        locations = pool.wait_until_sealed(hashes)
+        assert {location.tier for location in locations} == {"ssd"}
+        assert np.array_equal(read_in_pieces(source, locations), source.array)
+
+
+def test_a_block_that_is_read_often_stays_in_dram(
+    directory: Path, make_source: Callable[..., SourceMemory], settings: list[str]
+) -> None:
+    source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
+    with running_pool(directory, settings=settings) as pool:
+        put_all(pool, source, hashes)
+        locations = pool.wait_until_sealed(hashes)
+        below = [location for location in locations if location.tier == "ssd"][-2:]
+        for _ in range(3):
+            with staged(below, timeout_s=10) as here:
+                assert len(here) == len(below)
+                assert {location.tier for location in here} == {"dram"}
+        wait_for(lambda: pool.match([below[0].hash])[0].tier == "dram")
+
+
+def test_a_clear_deletes_in_all_tiers_and_for_good(
+    directory: Path, make_source: Callable[..., SourceMemory], settings: list[str]
+) -> None:
+    source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
+    with running_pool(directory, settings=settings) as pool:
+        put_all(pool, source, hashes)
+        pool.wait_until_sealed(hashes)
+        with ClusterClient(pool.master) as cluster:
+            reply = cluster.clear_blocks(BlockFilter())
+            assert (reply.num_cleared, reply.num_left) == (NUM_BLOCKS, 0)
+            assert cluster.cache_stat().num_blocks == 0
+            pool.node.process.kill()
+            pool.node.process.wait()
+            pool.restart_node(*settings)
+            assert cluster.cache_stat().num_blocks == 0
+        assert pool.match(hashes) == []
+
+
+def test_flush_writes_what_dram_holds_and_evict_frees_it_there(
+    directory: Path, make_source: Callable[..., SourceMemory], settings: list[str]
+) -> None:
+    source, hashes = make_source(20), chain(20)
+    with running_pool(directory, settings=[*settings, "ssd.flush=manual"]) as pool:
+        put_all(pool, source, hashes)
+        pool.wait_until_sealed(hashes)
+        with ClusterClient(pool.master) as cluster:
+            assert _num_on_ssd(cluster) == 0
+            assert flush(cluster, evict=False).num_done == 20
+            assert set(tiers_of(pool, hashes)) == {"dram"}
+            assert flush(cluster, evict=True).num_done == 20
+            assert set(tiers_of(pool, hashes)) == {"ssd"}
+        locations = pool.match(hashes)
+        assert np.array_equal(read_in_pieces(source, locations), source.array)
+
+
+def test_bytes_that_the_disk_changed_are_a_miss_and_are_dropped(
+    directory: Path, make_source: Callable[..., SourceMemory], settings: list[str], tmp_path: Path
+) -> None:
+    source, hashes = make_source(20), chain(20)
+    with running_pool(directory, settings=settings) as pool:
+        put_all(pool, source, hashes)
+        with ClusterClient(pool.master) as cluster:
+            flush(cluster, evict=True)
+            locations = pool.match(hashes)
+            damage(tmp_path)
+            with staged(locations[:5], timeout_s=10) as here:
+                assert here == []
+            wait_for(lambda: cluster.cache_stat().num_blocks < 20)
+        assert pool.match(hashes) == []
+
+
+def damage(path: Path) -> None:
+    """A byte in the middle of every MiB of every bucket."""
+    for bucket in path.rglob("*"):
+        if bucket.is_file() and bucket.stat().st_size > 1 << 20:
+            fd = os.open(bucket, os.O_RDWR)
+            for offset in range(100_000, bucket.stat().st_size, 100_000):
+                byte = os.pread(fd, 1, offset)
+                os.pwrite(fd, bytes([byte[0] ^ 1 if byte else 1]), offset)
+            os.close(fd)
+
+
+def flush(cluster: ClusterClient, *, evict: bool) -> FlushBlocksReply:
+    deadline_s = time.monotonic() + 20
+    while True:
+        reply = cluster.flush_blocks(BlockFilter(), evict=evict)
+        if reply.num_left == 0:
+            return reply
+        assert time.monotonic() < deadline_s, reply
+        time.sleep(0.05)
+
+
+def _num_on_ssd(cluster: ClusterClient) -> int:
+    tiers = cluster.cache_stat().tiers
+    return tiers["ssd"].num_blocks if "ssd" in tiers else 0
