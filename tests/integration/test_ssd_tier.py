@@ -185,9 +185,11 @@ def test_bytes_that_the_disk_changed_are_a_miss_and_are_dropped(
     source, hashes = make_source(20), chain(20)
     with running_pool(directory, settings=settings) as pool:
         put_all(pool, source, hashes)
+        pool.wait_until_sealed(hashes)
         with ClusterClient(pool.master) as cluster:
             flush(cluster, evict=True)
             locations = pool.match(hashes)
+            assert len(locations) == 20
             damage(tmp_path)
             with staged(locations[:5], timeout_s=10) as here:
                 assert here == []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from daemons.client.store import _grants_of
+from daemons.client.opened_blocks import _grants_of
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.mc_master.grants import ReplyGrants
 from daemons.protocol.block import BlockLocation
