@@ -1,7 +1,7 @@
 """What an operator asks of a cluster's master: nodes, models, blocks, requests, events. One request at a time.
 
 Every method raises the family of McError that the master answered with, or Unavailable when it does not answer.
-Only `clear_blocks` and `flush_blocks` change anything.
+Only `clear_blocks`, `flush_blocks` and `pin_blocks` change anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,6 +35,7 @@ from daemons.protocol.node import (
     ListNodesReply,
     ModelDescription,
 )
+from daemons.protocol.pin import PinBlocks, PinBlocksReply, PinLevel
 from daemons.protocol.request import ListedRequest, ListRequests, ListRequestsReply
 from daemons.rpc import SyncClient
 
@@ -90,6 +91,13 @@ class ClusterClient:
     ) -> FlushBlocksReply:
         """Have the nodes write what the filter matches to a lower tier; ask again to see how far they are."""
         return self._ask(FlushBlocks(filter=chosen, to=to, evict=evict), FlushBlocksReply)
+
+    def pin_blocks(
+        self, hashes: Sequence[BlockHash], level: PinLevel, ttl_s: float = 1.0
+    ) -> PinBlocksReply:
+        """Pin these and all before them, or with "none" end their pins."""
+        message = PinBlocks(hashes=list(hashes), level=level, ttl_ms=max(1, round(ttl_s * 1000)))
+        return self._ask(message, PinBlocksReply)
 
     def requests(self, limit: int = 50) -> list[ListedRequest]:
         """The most recent plans, newest first."""

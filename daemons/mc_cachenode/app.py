@@ -110,6 +110,7 @@ class CachenodeApp:
                 on_promoted=self._on_promoted,
             )
         )
+        self._reporter.pins = self._replicas.pins
         self._handlers = CachenodeHandlers(
             Parts(
                 loop=self.loop,

@@ -1,13 +1,14 @@
 """What a cache node is asked: put, stage, free and verify blocks. Loop thread; copying is the workers'."""
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from daemons.core.errors import Exhausted, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, PutId, short
-from daemons.core.units import MIB
+from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import PullOutcome, PullTask, is_intact, pull, refusal
 from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
@@ -31,6 +32,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
+from daemons.protocol.pin import HoldPins
 from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
@@ -123,6 +125,9 @@ class CachenodeHandlers:
                 self._parts.replicas.remember_clear(notice.filter, wall_ms())
             case BadReplica():
                 self._verify(notice)
+            case HoldPins():
+                pins = self._parts.replicas.pins
+                pins.hold(notice.pins, notice.incarnation, now_s=time.monotonic())
 
     def obey(self, reply: ReportReply) -> None:
         """What the master said to a report."""
@@ -195,7 +200,16 @@ class CachenodeHandlers:
         try:
             return self._allocate(block)
         except Exhausted as error:
-            return self._exhausted(session, error)
+            return self._exhausted(session, Exhausted(f"{error.message}; {self._what_stays()}"))
+
+    def _what_stays(self) -> str:
+        """What of this node's memory cannot make room now; the master counts leases and pins when it is full."""
+        parts = self._parts
+        return (
+            f"{format_size(parts.replicas.writing_bytes)} being written, "
+            f"{format_size(parts.reporter.leased_bytes)} leased to readers, "
+            f"{format_size(parts.reporter.pinned_bytes)} pinned hard"
+        )
 
     def _allocate(self, block: PutBlock) -> Replica:
         """Raises Exhausted when nothing is free and no victim is ours to choose."""

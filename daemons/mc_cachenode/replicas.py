@@ -15,6 +15,7 @@ from typing import Literal
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.core.units import format_size
+from daemons.mc_cachenode.pins import NodePins
 from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock, Tier, Tombstone
 from daemons.store.index_format import ClearedRecord, SealedRecord
 from daemons.store.index_log import IndexLog
@@ -76,8 +77,10 @@ class ReplicaTable:
         """Of the segment, for blocks that are staged; the others do without."""
         self._replicas: OrderedDict[BlockHash, Replica] = OrderedDict()
         self._num_writing = 0
+        self.writing_bytes = 0
         self._index: IndexLog | None = None
         self._tombstones = Tombstones()
+        self.pins = NodePins()
 
     def restore(self, records: Sequence[SealedRecord]) -> int:
         """Take over what an earlier process sealed in this segment; how many of the records were not true.
@@ -172,6 +175,7 @@ class ReplicaTable:
         replica = Replica(meta, offset, length, num_layers, version=version)
         self._replicas[meta.hash] = replica
         self._num_writing += 1
+        self.writing_bytes += length
         return replica
 
     def seal(
@@ -186,6 +190,7 @@ class ReplicaTable:
         replica.seal_checksum = seal_checksum
         replica.created_ms = wall_ms() if created_ms is None else created_ms
         self._num_writing -= 1
+        self.writing_bytes -= replica.length
         sealed = replica.describe()
         if self._index is not None:
             self._index.add_sealed(SealedRecord(sealed, replica.created_ms))
@@ -195,6 +200,7 @@ class ReplicaTable:
         """The pull failed and its worker is done with the slot."""
         assert replica.state == "writing"
         self._num_writing -= 1
+        self.writing_bytes -= replica.length
         self._remove(replica)
 
     def free(self, block_hash: BlockHash) -> bool:
@@ -233,14 +239,14 @@ class ReplicaTable:
     def make_room(self, length: int, num_layers: int) -> list[BlockHash]:
         """Give up the least recently put blocks until a slot of this size is free; what went is returned.
 
-        It may not be enough: the caller's next `begin` says so.
+        Of pinned ones the soft come last and the hard never. It may not be enough: the caller's next `begin` says so.
         """
         slots = self.segment.slots
         needed = length + trailer_length(num_layers)
         freed: list[BlockHash] = []
         if needed > slots.slab_bytes:
             return freed
-        oldest = [r for r in islice(self.sealed(), _MAX_SCANNED) if not r.num_holds]
+        oldest = self._may_go()
         # One block of the same size class makes the slot; of another class it takes a whole slab of them.
         fitting = (r for r in oldest if slots.is_same_class(r.length + r.trailer_bytes, needed))
         same = next(fitting, None)
@@ -255,6 +261,17 @@ class ReplicaTable:
                 continue
             return freed
         return freed
+
+    def _may_go(self) -> list[Replica]:
+        """Those to give up first at the front."""
+        now_s = time.monotonic()
+        pinned = [
+            (self.pins.find(replica.meta.hash, now_s=now_s), replica)
+            for replica in islice(self.sealed(), _MAX_SCANNED)
+            if not replica.num_holds
+        ]
+        soft = [replica for pin, replica in pinned if pin is not None and not pin.is_hard]
+        return [replica for pin, replica in pinned if pin is None] + soft
 
     def trailer(self, replica: Replica) -> Trailer:
         """Read back from the segment. Raises BadSeal when memory no longer holds what was sealed."""

@@ -6,6 +6,7 @@ if it had it. What waits is bounded by what the tiers hold: names, not events.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from typing import Protocol
 
 from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
+from daemons.mc_cachenode.pins import NodePins
 from daemons.protocol.block import Report, ReportReply, SealedBlock, Tier, Tombstone
 from daemons.protocol.messages import Reply
+from daemons.protocol.pin import Pin
 from daemons.rpc import Loop
 from daemons.service.master_link import MasterLink
 
@@ -117,6 +120,10 @@ class Reporter:
         self._is_scheduled = False
         self._num_refusals = 0
         """In a row."""
+        self.pins = NodePins()
+        """Told to a master that did not make them."""
+        self.leased_bytes = self.pinned_bytes = 0
+        """Why the master had no more victims, as it said last."""
 
     @property
     def is_idle(self) -> bool:
@@ -184,6 +191,7 @@ class Reporter:
         self._sequence += 1
         refused, self._refused_puts = self._refused_puts, 0
         cleared = source.tombstones() if self._is_first else []
+        pins = self._news() if self._is_first else []
         self._is_first = False
         return Report(
             node=node,
@@ -197,7 +205,13 @@ class Reporter:
             refused_puts=refused,
             cleared=cleared,
             tier=tier,
+            pins=pins,
         )
+
+    def _news(self) -> list[Pin]:
+        if self._link is None:
+            return []
+        return self.pins.news_for(self._link.incarnation, now_s=time.monotonic())
 
     def _post(self) -> None:
         if self._link is None or self._in_flight is None:
@@ -213,12 +227,15 @@ class Reporter:
         if life != self._life:
             return
         if isinstance(reply, ReportReply):
+            was_about = self._in_flight.tier if self._in_flight is not None else None
             self._in_flight = None
             self._num_refusals = 0
             if reply.announce:
                 log.info("announcing again")
                 self.announce()
                 return
+            if was_about == "dram":
+                self.leased_bytes, self.pinned_bytes = reply.leased_bytes, reply.pinned_bytes
             self._obey(reply)
             if any(pending.announcing for pending in self._pending.values()):
                 self._send()

@@ -1,4 +1,4 @@
-"""Report, Match, Locate, BadReplica, ListBlocks, ClearBlocks, FlushBlocks, CacheStat.
+"""Report, Match, Locate, BadReplica, ListBlocks, ClearBlocks, FlushBlocks, PinBlocks, CacheStat.
 
 Reports of one life of a node are numbered from 1. The first after a Join begins the count; a lower number than
 expected is a repeat and is passed over; number 1 (or 0) begins anew and voids what was known; a gap asks for an
@@ -11,11 +11,12 @@ from typing import assert_never
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import NotFound, Unavailable
-from daemons.core.ids import BlockHash
+from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.checks import check_report
 from daemons.mc_master.clearing import Clearing
 from daemons.mc_master.flushing import flush
 from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.pinning import Pinning
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.block import (
@@ -41,6 +42,7 @@ from daemons.protocol.block import (
     TierUsage,
 )
 from daemons.protocol.event import BlockMoved
+from daemons.protocol.pin import PinBlocks
 from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
 from daemons.store import listing
@@ -50,7 +52,15 @@ from daemons.store.spares import fold
 log = logging.getLogger(__name__)
 
 BlockRequest = (
-    Report | BadReplica | Match | Locate | ListBlocks | ClearBlocks | FlushBlocks | CacheStat
+    Report
+    | BadReplica
+    | Match
+    | Locate
+    | ListBlocks
+    | ClearBlocks
+    | FlushBlocks
+    | PinBlocks
+    | CacheStat
 )
 MAX_VICTIMS = 4096
 MAX_LEASE_S = 3600.0
@@ -65,6 +75,9 @@ class BlockHandlers:
         self._state = state
         self._membership = membership
         self._clearing = Clearing(state)
+        self._pinning = Pinning(state)
+        self._held_back: dict[NodeId, listing.HeldBack] = {}
+        """Of nodes that are full and have nothing that may go."""
         membership.on_gone = self._clearing.on_gone
 
     def handle(self, call: Call, message: BlockRequest) -> None:
@@ -83,6 +96,8 @@ class BlockHandlers:
                 self._clearing.start(call, message)
             case FlushBlocks():
                 call.reply(flush(self._state, message))
+            case PinBlocks():
+                call.reply(self._pinning.change(message))
             case CacheStat():
                 call.reply(self._stat())
             case _:
@@ -90,6 +105,7 @@ class BlockHandlers:
 
     def tick(self) -> None:
         """Once per beat interval: nodes that are full and silent (all puts refused) are told too."""
+        self._pinning.tick()
         for member in self._state.membership:
             if member.state == "alive" and member.node.segments:
                 hashes = self._victims(member)
@@ -126,6 +142,8 @@ class BlockHandlers:
             self._void(member)
         if report.cleared:
             self._clearing.learn(report.cleared)
+        if report.pins:
+            self._pinning.learn(report.pins)
         if report.tier != "dram":
             self._state.directory.add_tier(report.node, report.tier)
         unwanted = list(self._record(report))
@@ -139,7 +157,14 @@ class BlockHandlers:
             return ReportReply(unwanted=unwanted)
         member.used_bytes = report.used_bytes
         member.capacity_bytes = report.capacity_bytes
-        return ReportReply(victims=self._victims(member), unwanted=unwanted)
+        victims = self._victims(member)
+        held = self._held_back.get(report.node, listing.HeldBack(0, 0))
+        return ReportReply(
+            victims=victims,
+            unwanted=unwanted,
+            leased_bytes=held.leased_bytes,
+            pinned_bytes=held.pinned_bytes,
+        )
 
     def _record(self, report: Report) -> set[BlockHash]:
         """A report is frees first, then seals: a block that is in both was sealed again.
@@ -222,6 +247,7 @@ class BlockHandlers:
         surplus = member.used_bytes - int(pool.low_watermark * member.capacity_bytes)
         if surplus <= 0:
             member.is_evicting = False
+            self._held_back.pop(member.node.node, None)
         now_s = state.now_s()
         is_too_young = state.incarnation > 1 and now_s < state.started_s + pool.lease_s
         if not member.is_evicting or is_too_young or now_s < member.next_eviction_s:
@@ -229,10 +255,12 @@ class BlockHandlers:
         hashes = state.directory.victims(
             member.node.node, surplus, now_s=now_s, max_blocks=MAX_VICTIMS
         )
-        if not hashes:
-            member.next_eviction_s = (
-                now_s + 0.1
-            )  # nothing may go now: do not search at every report
+        if hashes:
+            self._held_back.pop(member.node.node, None)
+        else:  # nothing may go now: do not search at every report
+            member.next_eviction_s = now_s + 0.1
+            held = listing.held_back(state.directory, member.node.node, now_s=now_s)
+            self._held_back[member.node.node] = held
         return hashes
 
     # -- lookups -------------------------------------------------------------------------------------------------
@@ -312,6 +340,7 @@ class BlockHandlers:
             num_evicted=state.num_evicted,
             num_cleared=state.num_cleared,
             blocks_by_model=totals.blocks_by_model,
+            num_pinned=totals.num_pinned,
             tiers=_by_tier(nodes),
         )
 

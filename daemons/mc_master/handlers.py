@@ -24,6 +24,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.event import ReadEvents
 from daemons.protocol.node import Beat, Hello, Join, Leave, ListModels, ListNodes
+from daemons.protocol.pin import PinBlocks
 from daemons.protocol.request import (
     Cancel,
     DataProbe,
@@ -61,6 +62,7 @@ class Handlers:
                 | ListBlocks()
                 | ClearBlocks()
                 | FlushBlocks()
+                | PinBlocks()
                 | CacheStat()
             ):
                 self.blocks.handle(call, message)

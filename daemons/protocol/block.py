@@ -6,6 +6,7 @@ import msgspec
 
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId, StageId
 from daemons.protocol.base import Message, Record
+from daemons.protocol.pin import Pin, PinLevel
 from daemons.protocol.segment import RegionGrant, RegionRef, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
@@ -178,6 +179,8 @@ class Report(Message, frozen=True, kw_only=True):
     cleared: list[Tombstone] = msgspec.field(default_factory=list)
     """With the first report of an announcement: the clears this node remembers, for a master that is new."""
     tier: Tier = "dram"
+    pins: list[Pin] = msgspec.field(default_factory=list)
+    """With the first report of an announcement: what a master before this one had pinned here, as it was asked."""
 
 
 class ReportReply(Message, frozen=True, kw_only=True):
@@ -187,6 +190,9 @@ class ReportReply(Message, frozen=True, kw_only=True):
     announce: bool = False
     unwanted: list[BlockHash] = msgspec.field(default_factory=list)
     """Cleared while the node was away: to be deleted from all its tiers."""
+    leased_bytes: int = 0
+    pinned_bytes: int = 0
+    """Why there are not enough victims: what readers hold, and hard pins. 0 where there are enough."""
 
 
 class FreeBlocks(Message, frozen=True, kw_only=True):
@@ -300,6 +306,8 @@ class ListedBlock(Record, frozen=True, kw_only=True):
     """Of the fastest replica."""
     tiers: list[Tier] = msgspec.field(default_factory=list)
     """Of each entry of `nodes`; a node with a block in two tiers is there twice."""
+    pin: PinLevel = "none"
+    pin_left_s: float = 0.0
 
 
 class ListBlocksReply(Message, frozen=True, kw_only=True):
@@ -345,6 +353,8 @@ class CacheStatReply(Message, frozen=True, kw_only=True):
     num_cleared: int
     blocks_by_model: dict[str, int]
     tiers: dict[Tier, TierUsage] = msgspec.field(default_factory=dict)
+    num_pinned: int = 0
+    """Blocks that a pin holds, soft or hard."""
 
 
 class BlockStored(Message, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ from daemons.protocol.node import (
     ListNodes,
     ListNodesReply,
 )
+from daemons.protocol.pin import HoldPins, PinBlocks, PinBlocksReply
 from daemons.protocol.request import (
     Cancel,
     DataProbe,
@@ -81,6 +82,7 @@ MasterRequest = (
     | Locate
     | ListBlocks
     | ClearBlocks
+    | PinBlocks
     | FlushBlocks
     | CacheStat
     | ListNodes
@@ -104,6 +106,7 @@ Reply = (
     | LocateReply
     | ListBlocksReply
     | ClearBlocksReply
+    | PinBlocksReply
     | FlushBlocksReply
     | CacheStatReply
     | ListNodesReply
@@ -117,7 +120,7 @@ Reply = (
     | PrefillReply
 )
 Part = Tokens | PrefillStarted | LayersReady
-Notice = FreeBlocks | RememberClear | BadReplica | StageAhead | WriteDown
+Notice = FreeBlocks | RememberClear | BadReplica | StageAhead | WriteDown | HoldPins
 Incoming = Reply | Part | Notice
 """What a client can receive on its connection."""
 

@@ -21,6 +21,7 @@ from daemons.store.block_table import NO_ROW, BlockTable
 from daemons.store.eviction import POLICIES, EvictionCandidates, EvictionPolicy
 from daemons.store.heat import HeatTable
 from daemons.store.lease import LeaseTable
+from daemons.store.pins import HARD, SOFT, PinTable
 from daemons.store.replica_table import RANKS, TIERS, Place, ReplicaTable, Slot
 
 RENAME_AFTER_S = 1.0
@@ -41,6 +42,7 @@ class Directory:
         self.blocks = BlockTable()
         self.replicas = ReplicaTable()
         self.leases = LeaseTable()
+        self.pins = PinTable()
         self.lookups = LookupCounts()
         self.policy = policy or POLICIES["lru"]
         self.heat = HeatTable() if self.policy.needs_heat else None
@@ -86,6 +88,11 @@ class Directory:
 
     def has_tier(self, node: NodeId, tier: Tier) -> bool:
         return (node, tier) in self.slot_by_place
+
+    def nodes_of(self, row: int) -> set[NodeId]:
+        """Those with a replica of this block in any tier."""
+        slots = (self.replicas.slot_of(replica) for replica in self._chain(row))
+        return {slot.node for slot in slots if not slot.is_dropped}
 
     def is_at(self, node: NodeId, region: RegionRef) -> bool:
         """Whether this node is known with this segment."""
@@ -285,6 +292,8 @@ class Directory:
     ) -> list[BlockHash]:
         """Blocks to free in the node's DRAM to regain `num_bytes`: never leased ones, nor those named just before.
 
+        Of pinned ones the soft come last and the hard never.
+
         What is named counts as freed for RENAME_AFTER_S, so a node that reports often is not told twice.
         """
         number = self.slot_by_place.get((node, "dram"))
@@ -380,6 +389,7 @@ class Directory:
         if row is None:
             row = self.blocks.add(sealed.meta, now_s=now_s - sealed.age_ms / 1000)
             self.leases.add(row, now_s=now_s)
+            self.pins.block_added(sealed.meta.hash)
             if self.heat is not None:
                 self.heat.add(row, sealed.meta.hash, now_s=now_s)
             self._touch_parents(row, now_s, 0.0)
@@ -388,6 +398,7 @@ class Directory:
             if held != NO_ROW:
                 self.replicas.replace(held, sealed)
                 return False
+            self.pins.replica_added(row)
             self._touch_chain(row, now_s, 0.0)
         replica = self.replicas.add(number, row, sealed)
         self.replicas.next[replica] = self.blocks.head[row]
@@ -416,6 +427,7 @@ class Directory:
             following[before] = following[replica]
         self.replicas.remove(replica)
         if self.blocks.head[row] == NO_ROW:
+            self.pins.block_removed(row)
             if self.heat is not None:
                 self.heat.remove(row, self.blocks.hash_of(row))
             self.blocks.remove(row)
@@ -516,7 +528,17 @@ class Directory:
         blocks = np.frombuffer(self.replicas.block, np.int32)[held]
         may_go = np.frombuffer(self.replicas.named_until_s, np.float64)[held] <= now_s
         may_go &= self.leases.until_column()[blocks] <= now_s
-        held, blocks = held[may_go], blocks[may_go]
+        pins = self.pins.levels(self.blocks, now_s=now_s)
+        if pins is None:
+            return self._lowest(held[may_go], num_bytes)
+        level = pins[blocks]
+        rows = self._lowest(held[may_go & (level < SOFT)], num_bytes)
+        missing = num_bytes - sum(self.replicas.length[row] for row in rows)
+        return rows + self._lowest(held[may_go & (level >= SOFT) & (level < HARD)], missing)
+
+    def _lowest(self, held: NDArray[np.intp], num_bytes: int) -> list[int]:
+        """Of these replicas, as the policy has it."""
+        blocks = np.frombuffer(self.replicas.block, np.int32)[held]
         chosen = self.policy.choose(
             EvictionCandidates(
                 used_s=self.leases.used_column()[blocks],

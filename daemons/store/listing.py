@@ -11,6 +11,7 @@ from daemons.protocol.block import BlockFilter, ListedBlock
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.block_table import NO_ROW
 from daemons.store.directory import Directory
+from daemons.store.pins import HARD
 from daemons.store.replica_table import TIERS, Place
 
 
@@ -19,6 +20,7 @@ class Totals:
     num_blocks: int
     num_replicas: int
     num_leased: int
+    num_pinned: int
     blocks_by_model: dict[str, int]
 
 
@@ -80,8 +82,33 @@ def total(directory: Directory, *, now_s: float) -> Totals:
             slot.num_replicas for slot in directory.replicas.slots if slot and not slot.is_dropped
         ),
         num_leased=int((directory.leases.until_column()[live] > now_s).sum()),
+        num_pinned=len(directory.pins.held(directory.blocks, now_s=now_s)),
         blocks_by_model=by_model,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Bytes in one node's DRAM that eviction leaves alone."""
+
+    leased_bytes: int
+    pinned_bytes: int
+    """Hard pins, of blocks that are not leased."""
+
+
+def held_back(directory: Directory, node: NodeId, *, now_s: float) -> HeldBack:
+    number = directory.slot_by_place.get((node, "dram"))
+    if number is None:
+        return HeldBack(0, 0)
+    held = np.flatnonzero(directory.replicas.slot_column() == number)
+    if len(held) == 0:
+        return HeldBack(0, 0)
+    blocks = np.frombuffer(directory.replicas.block, np.int32)[held]
+    lengths = np.frombuffer(directory.replicas.length, np.uint64)[held]
+    is_leased = directory.leases.until_column()[blocks] > now_s
+    pins = directory.pins.levels(directory.blocks, now_s=now_s)
+    is_pinned = np.zeros(len(held), bool) if pins is None else pins[blocks] == HARD
+    return HeldBack(int(lengths[is_leased].sum()), int(lengths[is_pinned & ~is_leased].sum()))
 
 
 def _live_rows(directory: Directory, node: NodeId | None = None) -> NDArray[np.intp]:
@@ -156,6 +183,7 @@ def _listed(directory: Directory, row: int, now_s: float) -> ListedBlock:
         if not replicas.slot_of(replica).is_dropped:
             live.append(replica)
         replica = replicas.next[replica]
+    pin = directory.pins.held(directory.blocks, now_s=now_s).get(row)
     live.sort(key=lambda replica: TIERS.index(replicas.slot_of(replica).tier))
     tiers = [replicas.slot_of(replica).tier for replica in live]
     return ListedBlock(
@@ -167,4 +195,6 @@ def _listed(directory: Directory, row: int, now_s: float) -> ListedBlock:
         age_s=now_s - directory.blocks.created_s[row],
         idle_s=now_s - directory.leases.used_s[row],
         is_leased=directory.leases.is_leased(row, now_s=now_s),
+        pin="none" if pin is None else "hard" if pin.level == HARD else "soft",
+        pin_left_s=0.0 if pin is None else pin.until_s - now_s,
     )

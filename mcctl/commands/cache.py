@@ -11,9 +11,10 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId, short
 from daemons.core.units import format_duration, format_size
-from daemons.protocol.block import BlockFilter, ListedBlock
+from daemons.protocol.block import BlockFilter, CacheStatReply, ListedBlock
 from daemons.protocol.node import ListNodesReply
-from mcctl import render
+from mcctl import cache_pins, render
+from mcctl.cache_pins import hex_digits
 from mcctl.commands import new_app
 from mcctl.prompt_blocks import LocatedBlock, Prompt, locate_prompt
 from mcctl.prompt_text import read_text
@@ -21,6 +22,8 @@ from mcctl.render import Column
 from mcctl.settings import settings_of
 
 app = new_app()
+app.command()(cache_pins.pin)
+app.command()(cache_pins.unpin)
 
 Model = Annotated[str | None, typer.Option(help="Only blocks of this model.")]
 Tenant = Annotated[str | None, typer.Option(help="Only blocks of this tenant.")]
@@ -51,6 +54,7 @@ class StatResult(msgspec.Struct, frozen=True, kw_only=True):
     num_evicted: int
     num_cleared: int
     blocks_by_model: dict[str, int]
+    num_pinned: int
 
 
 @app.command("list")
@@ -84,6 +88,7 @@ def list_blocks(
         Column("age", lambda b: format_duration(b.age_s), is_number=True, extra=2),
         Column("idle", lambda b: format_duration(b.idle_s), is_number=True),
         Column("leased", lambda b: "yes" if b.is_leased else "no", extra=3),
+        Column("pin", _pin_text, extra=7),
         Column("nodes", lambda b: ", ".join(b.nodes)),
     ]
     render.emit(settings.output, {"blocks": blocks}, columns, blocks)
@@ -102,7 +107,7 @@ def show(
     Example: mcctl cache show 3fa9c1
     """
     settings = settings_of(context)
-    chosen = BlockFilter(hash_prefix=_hex_digits(block))
+    chosen = BlockFilter(hash_prefix=hex_digits(block))
     with ClusterClient(settings.master, settings.wait_s) as client:
         found = list(client.blocks(chosen, _DETAIL_LIMIT))
         if not found:
@@ -137,13 +142,15 @@ def stat(context: typer.Context) -> None:
         reply = client.cache_stat()
     share = reply.num_hit_blocks / max(reply.num_lookup_blocks, 1)
     if settings.output == "json":
-        fields = {name: getattr(reply, name) for name in reply.__struct_fields__}
+        names = set(StatResult.__struct_fields__) & set(CacheStatReply.__struct_fields__)
+        fields = {name: getattr(reply, name) for name in names}
         render.emit_json(StatResult(**fields, hit_share=share))
         return
     facts = [
         (
             "blocks",
-            f"{reply.num_blocks} in {reply.num_replicas} replicas, {reply.num_leased} leased",
+            f"{reply.num_blocks} in {reply.num_replicas} replicas, {reply.num_leased} leased, "
+            f"{reply.num_pinned} pinned",
         ),
         ("memory", f"{format_size(reply.used_bytes)} of {format_size(reply.capacity_bytes)}"),
         (
@@ -256,16 +263,9 @@ def _filter(
         model=model,
         tenant=tenant,
         older_than_s=older_than_s,
-        hash_prefix=None if hash_prefix is None else _hex_digits(hash_prefix),
+        hash_prefix=None if hash_prefix is None else hex_digits(hash_prefix),
         node=None if node is None else NodeId(node),
     )
-
-
-def _hex_digits(text: str) -> str:
-    digits = text.lower()
-    if not digits or len(digits) > 32 or set(digits) - set("0123456789abcdef"):
-        raise typer.BadParameter(f"{text!r} is no block hash: 1 to 32 hex digits")
-    return digits
 
 
 def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:
@@ -278,7 +278,12 @@ def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:
         ("tokens", f"{block.meta.num_tokens}, {block.meta.depth} blocks before it"),
         ("age", f"{format_duration(block.age_s)}, last used {format_duration(block.idle_s)} ago"),
         ("leased", "yes" if block.is_leased else "no"),
+        ("pin", _pin_text(block)),
     ]
+
+
+def _pin_text(block: ListedBlock) -> str:
+    return "-" if block.pin == "none" else f"{block.pin}, {format_duration(block.pin_left_s)} left"
 
 
 def _emit_facts(output: str, facts: list[tuple[str, str]]) -> None:

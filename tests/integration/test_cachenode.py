@@ -1,6 +1,8 @@
 """A real mc-cachenode with a real mc-master: blocks put from this process and others, read back, verified."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,10 +47,12 @@ from daemons.protocol.block import (
     PutReply,
 )
 from daemons.protocol.node import ListNodes, ListNodesReply
+from daemons.protocol.pin import PinBlocks
 from daemons.protocol.prefix_hash import root_hash
 from daemons.protocol.segment import Generation, RegionRef, Source, Strided
 from daemons.rpc import SyncClient
 from daemons.transfer import TransferEngine
+from mcctl.main import main
 
 
 @pytest.fixture
@@ -489,6 +493,97 @@ def test_a_new_master_hears_of_every_block(
         node.stop()
         for master in masters:
             master.stop()
+
+
+def test_pins_hold_blocks_through_evictions_and_a_new_master(
+    directory: Path, make_source: Callable[..., SourceMemory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, source = free_port(), make_source(16)
+    endpoint = f"tcp://127.0.0.1:{port}"
+    settings = (
+        f"node.listen={endpoint}",
+        f"node.events=tcp://127.0.0.1:{free_port()}",
+        "node.metrics=",
+        f"node.state_dir={directory / 'master'}",
+        "pool.lease_s=0.2",
+    )
+    node = start_node(directory, endpoint)
+    masters = [Daemon("daemons.mc_master", *settings)]
+
+    def cache(*arguments: str) -> tuple[int, str]:
+        status = main(["--endpoint", endpoint, "--output", "json", "cache", *arguments])
+        shown = capsys.readouterr()
+        return status, shown.out or shown.err
+
+    def fill(first_seed: int) -> None:
+        """More than the segment holds; each part is put again until it is in."""
+        for seed in range(first_seed, first_seed + 16):
+            hashes = chain(16, seed=1000 * seed)
+            blocks = [source.block(i, hashes) for i in range(16)]
+            wait_for(lambda b=blocks: "exhausted" not in pool.put(b).results, 15)  # type: ignore[misc]
+
+    def num_kept() -> int:
+        status, out = cache("list", "--hash-prefix", kept[0].hex())
+        assert status == 0
+        return len(json.loads(out)["blocks"])
+
+    try:
+        pool = Pool(node, node.find(r"ready .*control=(\S+)"), endpoint, directory)
+        node.find(r"(joined master)")
+        kept = chain(16)
+        assert pool.put([source.block(i, kept) for i in range(16)]).results == ["stored"] * 16
+        wait_for(lambda: num_kept() == 1)
+        status, out = cache("pin", kept[15].hex(), "--hard", "--ttl", "600")
+        assert (status, json.loads(out)["num_pinned"]) == (0, 16)
+        fill(1)
+        (block,) = json.loads(cache("list", "--hash-prefix", kept[0].hex())[1])["blocks"]
+        assert block["pin"] == "hard"
+        assert 590 < block["pin_left_s"] <= 600
+
+        masters[0].process.kill()
+        masters[0].process.wait()
+        masters.append(Daemon("daemons.mc_master", *settings))
+        wait_for(lambda: is_pinned(endpoint, 16), 15)
+        fill(101)
+        assert num_kept() == 1
+        assert json.loads(cache("unpin", kept[15].hex())[1])["num_pinned"] == 0
+        fill(201)
+        wait_for(lambda: num_kept() == 0)
+        status, out = cache("unpin", kept[15].hex())
+        assert (status, json.loads(out)["num_changed"]) == (3, 0)
+    finally:
+        node.stop()
+        for master in masters:
+            master.stop()
+
+
+def is_pinned(endpoint: str, num_blocks: int) -> bool:
+    try:
+        with SyncClient(endpoint, 1.0) as client:
+            stat = client.request(CacheStat())
+    except Unavailable:
+        return False
+    return isinstance(stat, CacheStatReply) and stat.num_pinned == num_blocks
+
+
+def test_a_refused_put_says_that_all_is_pinned(
+    pool: Pool, make_source: Callable[..., SourceMemory]
+) -> None:
+    source, seed = make_source(16), 0
+
+    def put_and_pin() -> str:
+        """Why the node refused it, if it did."""
+        nonlocal seed
+        seed += 1
+        hashes = chain(16, seed=1000 * seed)
+        reply = pool.put([source.block(i, hashes) for i in range(16)])
+        time.sleep(0.02)  # what the master has not heard of by then is not pinned, and goes first
+        with SyncClient(pool.master) as client:
+            client.request(PinBlocks(hashes=hashes, level="hard"))
+        return reply.why
+
+    said = r"0 B leased to readers, [1-9][^,]* pinned hard"
+    wait_for(lambda: bool(re.search(said, put_and_pin())))
 
 
 def is_answering(pool: Pool, hashes: list[BlockHash]) -> bool:

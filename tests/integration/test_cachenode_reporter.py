@@ -8,7 +8,7 @@ import pytest
 
 from daemons.core.clock import ManualClock
 from daemons.core.errors import McError, NotFound, ProtocolError, Unavailable
-from daemons.core.ids import BlockHash, Epoch, NodeId
+from daemons.core.ids import BlockHash, Epoch, Incarnation, NodeId
 from daemons.mc_cachenode import reporter as module
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
@@ -22,6 +22,7 @@ class ScriptedLink:
 
     def __init__(self) -> None:
         self.is_joined = False
+        self.incarnation = Incarnation(1)
         self.sent: list[Report] = []
         self.callbacks: list[Callable[[Any], object]] = []
 

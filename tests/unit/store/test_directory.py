@@ -16,6 +16,7 @@ from daemons.store.directory import RENAME_AFTER_S, Directory
 from daemons.store.eviction import POLICIES
 from daemons.store.heat import HALF_LIFE_S
 from daemons.store.listing import list_blocks, select_replicas, total
+from daemons.store.pins import HARD, SOFT, HeldPin
 from daemons.store.replica_table import Place
 
 NAMESPACE = b"n" * 16
@@ -83,6 +84,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.held: dict[Place, set[BlockHash]] = {}
         self.leased_until_s: dict[BlockHash, float] = {}
         self.named_until_s: dict[tuple[NodeId, BlockHash], float] = {}
+        self.pins: dict[BlockHash, tuple[int, float]] = {}
         self.now_s = 0.0
 
     @initialize()
@@ -173,7 +175,20 @@ class DirectoryMachine(RuleBasedStateMachine):
             assert block_hash in self.held[node, "dram"]
             assert self.leased_until_s.get(block_hash, 0) <= self.now_s
             assert self.named_until_s.get((node, block_hash), 0) <= self.now_s
+            assert block_hash not in self._pinned_hard()
             self.named_until_s[node, block_hash] = self.now_s + RENAME_AFTER_S
+
+    @rule(hashes=chains, index=st.integers(0, 5), level=st.sampled_from([SOFT, HARD]))
+    def pin(self, hashes: list[BlockHash], index: int, level: int) -> None:
+        self.pins[hashes[index]] = (level, self.now_s + 5.0)
+        self.real.pins.pin([hashes[index]], HeldPin(level, self.now_s + 5.0))
+
+    @rule(hashes=chains)
+    def unpin(self, hashes: list[BlockHash]) -> None:
+        expected = [h for h in hashes if self.pins.get(h, (0, 0.0))[1] > self.now_s]
+        assert set(expected) <= set(self.real.pins.unpin(hashes))
+        for block_hash in hashes:
+            self.pins.pop(block_hash, None)
 
     @rule(count=st.integers(1, 20))
     def sweep(self, count: int) -> None:
@@ -219,6 +234,17 @@ class DirectoryMachine(RuleBasedStateMachine):
                 or self.named_until_s.get((node, block_hash), 0) <= self.now_s
             )
         ]
+
+    def _pinned_hard(self) -> set[BlockHash]:
+        """The pinned and what is before them, as far as nothing is missing between."""
+        present = {block for held in self.held.values() for block in held}
+        found = set()
+        for block_hash, (level, until_s) in self.pins.items():
+            at = block_hash
+            while level == HARD and until_s > self.now_s and at in present:
+                found.add(at)
+                at = BLOCK_BY_HASH[at].meta.parent
+        return found
 
     def _lease(self, hashes: list[BlockHash], lease_s: float) -> None:
         for block_hash in hashes:
