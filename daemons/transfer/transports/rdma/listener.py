@@ -7,7 +7,6 @@ destroyed, and nothing the peer has under way can touch this process's memory an
 import contextlib
 import hashlib
 import hmac
-import ipaddress
 import logging
 import secrets
 import selectors
@@ -67,6 +66,8 @@ class _Caller:
     queue_pairs: dict[tuple[int, int], QueuePair] = field(default_factory=dict)
     """By device index and number: devices count each for itself."""
     opened: set[int] = field(default_factory=set)
+    is_cut: bool = False
+    """What it sent before that is not served any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class ControlListener:
         with self._lock:
             for caller in list(self._callers):
                 if is_meant(caller):
+                    caller.is_cut = True
                     _destroy_queue_pairs(caller)
                     _shut(caller.sock)  # the port's thread sees the end of it and drops the rest
 
@@ -152,30 +154,43 @@ class ControlListener:
         if len(self._callers) >= _MAX_CONNECTIONS:
             sock.close()
             return
-        sock.setblocking(False)
-        set_keepalive(sock)
+        try:
+            sock.setblocking(False)
+            set_keepalive(sock)
+        except OSError:  # it has left already
+            sock.close()
+            return
         caller = _Caller(sock, time.monotonic())
         with self._lock:
             self._callers.add(caller)
         self._selector.register(sock, selectors.EVENT_READ, caller)
 
     def _receive(self, caller: _Caller) -> None:
+        """Whatever it is that a caller sends, at worst its own connection ends."""
         try:
             received = caller.sock.recv(65536)
-            if not received:
-                raise ConnectionResetError
-            caller.frame += received
-            for payload in _take_frames(caller.frame):
-                reply = self._answer(caller, messages.decode_request(payload))
-                caller.sock.sendall(messages.encode(reply))
         except BlockingIOError:
-            # Nothing to read; or a peer that reads no replies, which it has to pay for.
-            if caller.frame:
-                return
+            return
+        except OSError:
+            received = b""
+        if not received:
             self._drop(caller)
+            return
+        try:
+            self._answer_all(caller, received)
         except (OSError, ProtocolError) as error:
             log.debug("rdma control connection ended why=%s", error)
             self._drop(caller)
+        except Exception:
+            log.exception("rdma control request failed; its connection ends")
+            self._drop(caller)
+
+    def _answer_all(self, caller: _Caller, received: bytes) -> None:
+        caller.frame += received
+        for payload in _take_frames(caller.frame):
+            reply = self._answer(caller, messages.decode_request(payload))
+            # A reply that is cut off would put the caller out of step: who reads none has to leave.
+            caller.sock.sendall(messages.encode(reply))
 
     def _drop(self, caller: _Caller) -> None:
         with self._lock:
@@ -194,6 +209,8 @@ class ControlListener:
         if not caller.is_admitted and not isinstance(request, Hello | Answer):
             raise ProtocolError("no hello on an RDMA control connection")
         with self._lock:
+            if caller.is_cut:
+                raise ProtocolError("the caller was cut off")
             try:
                 return self._serve(caller, request)
             except (TransferError, Unavailable) as error:
@@ -227,8 +244,10 @@ class ControlListener:
             return Refused(
                 message="the descriptor is of an earlier life of this process", is_stale=True
             )
+        if caller.epoch is not None:
+            raise ProtocolError("a second hello: `forget_peer` goes by the first")
         caller.epoch = request.caller_epoch
-        if self._service.secret is not None and not caller.is_admitted:
+        if self._service.secret is not None:
             caller.nonce = secrets.token_bytes(16)
             return messages.Challenge(nonce=caller.nonce)
         return self._welcome(caller)
@@ -271,6 +290,9 @@ class ControlListener:
         except verbs.PyverbsError as error:
             queue_pair.close()
             return Refused(message=f"{device.name} cannot reach {request.device.gid}: {error}")
+        except BaseException:
+            queue_pair.close()
+            raise
         caller.queue_pairs[request.device_index, queue_pair.address.number] = queue_pair
         return messages.ConnectReply(queue_pair=queue_pair.address)
 
@@ -300,20 +322,12 @@ def set_keepalive(sock: socket.socket) -> None:
 
 
 def _why_unfit(request: Connect, device: Device) -> str:
-    """What is wrong with a peer's numbers; they go into C structs next."""
-    peer, queue_pair = request.device, request.queue_pair
-    try:
-        ipaddress.IPv6Address(peer.gid)
-    except ValueError:
-        return f"{peer.gid!r} is no GID"
-    in_range = (
-        0 < queue_pair.number < 1 << 24
-        and 0 <= queue_pair.sequence < 1 << 24
-        and 1 <= peer.mtu <= 5
-        and 0 <= peer.lid < 1 << 16
-        and 1 <= request.num_reads <= device.address.max_reads
+    """What is wrong with a peer's numbers."""
+    if not 1 <= request.num_reads <= device.address.max_reads:
+        return f"{request.num_reads} READs at once are out of range"
+    return messages.problem_of_device(request.device) or messages.problem_of_queue_pair(
+        request.queue_pair
     )
-    return "" if in_range else "a number of the queue pair is out of range"
 
 
 def _take_frames(frame: bytearray) -> list[bytes]:

@@ -5,6 +5,7 @@
 Keys open whole regions, so they travel only here. A reader treats every byte as hostile.
 """
 
+import ipaddress
 import socket
 import struct
 
@@ -129,6 +130,41 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 def encode(message: Request | Reply) -> bytes:
     payload = _encoder.encode(message)
     return HEADER.pack(MAGIC, len(payload)) + payload
+
+
+def problem_of_device(device: DeviceAddress) -> str:
+    """What is wrong with a peer's numbers, which go into C structs next; empty where nothing is."""
+    try:
+        gid = ipaddress.IPv6Address(device.gid)
+    except ValueError:
+        return f"{device.gid!r} is no GID"
+    if gid.scope_id is not None:
+        return f"{device.gid!r} is no GID"
+    in_range = (
+        1 <= device.mtu <= 5
+        and 0 <= device.lid < 1 << 16
+        and min(device.max_reads, device.max_reads_out) >= 1
+    )
+    return "" if in_range else "a number of the device is out of range"
+
+
+def problem_of_queue_pair(address: QueuePairAddress) -> str:
+    """As `problem_of_device`."""
+    is_good = 0 < address.number < 1 << 24 and 0 <= address.sequence < 1 << 24
+    return "" if is_good else "a number of the queue pair is out of range"
+
+
+def problem_of_region(reply: OpenRegionReply, num_devices: int) -> str:
+    """As `problem_of_device`."""
+    if reply.chunk_bytes <= 0 or reply.size_bytes < 0 or reply.address < 0:
+        return "it does not say where the region lies"
+    if reply.address + reply.size_bytes >= 1 << 64 or len(reply.keys) != num_devices:
+        return "it does not say where the region lies"
+    num_chunks = -(-reply.size_bytes // reply.chunk_bytes)
+    if any(keys and len(keys) != num_chunks for keys in reply.keys):
+        return "it told a wrong number of keys"
+    is_good = all(0 <= key < 1 << 32 for keys in reply.keys for key in keys)
+    return "" if is_good else "a key is out of range"
 
 
 def payload_length(header: bytes | bytearray) -> int:

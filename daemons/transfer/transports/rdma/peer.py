@@ -93,6 +93,10 @@ class Peer:
         if not isinstance(reply, messages.HelloReply):
             self._sock.close()
             raise ProtocolError(f"{self.name} gave no hello on its RDMA control port")
+        problem = next(filter(None, map(messages.problem_of_device, reply.devices)), "")
+        if problem:
+            self._sock.close()
+            raise ProtocolError(f"{self.name} told of an RDMA device: {problem}")
         self._peer_devices = reply.devices
         pairs = pair_devices([device.address for device in devices], reply.devices)
         if not pairs:
@@ -132,11 +136,11 @@ class Peer:
         known = self._regions.get(region_id)
         if known is None:
             reply = self._call(messages.OpenRegion(region_id=region_id))
-            if not isinstance(reply, OpenRegionReply) or reply.chunk_bytes <= 0:
-                raise ProtocolError(f"{self.name} did not say where region {region_id} lies")
-            num_chunks = -(-reply.size_bytes // reply.chunk_bytes)
-            if any(keys and len(keys) != num_chunks for keys in reply.keys):
-                raise ProtocolError(f"{self.name} told a wrong number of keys")
+            if not isinstance(reply, OpenRegionReply):
+                raise self._out_of_step(f"did not say where region {region_id} lies")
+            problem = messages.problem_of_region(reply, len(self._peer_devices))
+            if problem:
+                raise self._out_of_step(f"was asked for region {region_id}: {problem}")
             known = self._regions[region_id] = reply
         return known
 
@@ -218,6 +222,8 @@ class Peer:
                 self.is_lost = True
                 self.has_ended = isinstance(error, ConnectionError)
                 raise PeerLost(f"{self.name} is gone: {error}") from error
+            except ProtocolError as error:
+                raise self._out_of_step(f"sent what is no reply: {error.message}") from error
             finally:
                 self._sock.settimeout(0)  # with a timeout, Python would wait before it looks
         if isinstance(reply, messages.Refused):
@@ -230,8 +236,17 @@ class Peer:
     def _call_connect(self, request: messages.Connect) -> messages.ConnectReply:
         reply = self._call(request)
         if not isinstance(reply, messages.ConnectReply):
-            raise ProtocolError(f"{self.name} did not connect a queue pair")
+            raise self._out_of_step("did not connect a queue pair")
+        problem = messages.problem_of_queue_pair(reply.queue_pair)
+        if problem:
+            raise self._out_of_step(f"was asked for a queue pair: {problem}")
         return reply
+
+    def _out_of_step(self, what: str) -> ProtocolError:
+        """To be raised: nothing it says on this connection can be trusted to answer what was asked."""
+        self.is_lost = True
+        self._shut()
+        return ProtocolError(f"{self.name} {what}")
 
     def _tell(self, request: messages.Request) -> None:
         """Ask without waiting: the reply is read, and dropped, before the next one."""
