@@ -1,5 +1,7 @@
 """The cluster's secret, by which daemons know each other at their data ports."""
 
+import hashlib
+import hmac
 import os
 import stat
 from pathlib import Path
@@ -8,6 +10,7 @@ from daemons.core.errors import ConfigError
 
 _MIN_BYTES = 16
 _MAX_BYTES = 64 << 10
+_MARK_BYTES = 6
 
 
 def read_secret(path: str, key: str = "transfer.secret_file") -> bytes | None:
@@ -23,6 +26,13 @@ def read_secret(path: str, key: str = "transfer.secret_file") -> bytes | None:
             f"`{key}`: {path} holds less than {_MIN_BYTES} bytes; openssl rand -hex 32 makes one"
         )
     return secret
+
+
+def mark_of(secret: bytes | None) -> str:
+    """Equal for equal secrets, tells nothing of them: what a daemon shows of the one it has. Empty without one."""
+    if secret is None:
+        return ""
+    return hmac.digest(secret, b"mooncake secret mark", hashlib.sha256)[:_MARK_BYTES].hex()
 
 
 def _read(file: Path, key: str) -> bytes:

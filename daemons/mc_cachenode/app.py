@@ -8,7 +8,7 @@ from typing import Final
 
 from daemons.config.common import size_bytes, topology_file
 from daemons.config.mc_cachenode import CachenodeConfig, SsdSection
-from daemons.config.secret import read_secret
+from daemons.config.secret import mark_of, read_secret
 from daemons.core.ids import BlockHash, Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
@@ -58,6 +58,8 @@ class CachenodeApp:
         self.endpoint = self._server.endpoint
         self._metrics_server = MetricsServer(config.node.metrics, self._metrics.registry)
         topology = topology_file(config.transfer)
+        secret = read_secret(config.transfer.secret_file)
+        self._secret_mark = mark_of(secret)
         self._engine = TransferEngine(
             epoch=self._epoch,
             bind_host=config.transfer.host,
@@ -65,7 +67,7 @@ class CachenodeApp:
             tcp_port=config.transfer.port,
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
-            secret=read_secret(config.transfer.secret_file),
+            secret=secret,
             topology=topology,
         )
         self._devices = host_devices(
@@ -228,6 +230,7 @@ class CachenodeApp:
             metrics=self._metrics_server.address,
             devices=self._devices,
             ticks_ms=self._engine.ticks_ms(),
+            secret_mark=self._secret_mark,
         )
 
     def _measure(self) -> None:

@@ -8,7 +8,7 @@ from daemons.conductor.conductor import Conductor
 from daemons.conductor.membership import Member, Membership
 from daemons.conductor.request_log import RequestLog
 from daemons.config.mc_master import MasterConfig
-from daemons.config.secret import read_secret
+from daemons.config.secret import mark_of, read_secret
 from daemons.core.ids import NodeId, new_epoch
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
@@ -51,7 +51,7 @@ class MasterApp:
         self.state = MasterState(
             config=config,
             incarnation=incarnation,
-            description=self._describe(config),
+            description=self._describe(config, mark_of(secret)),
             loop=self.loop,
             out=Outlets(events.publish, self._notify, self._step_down),
             events=events,
@@ -158,7 +158,7 @@ class MasterApp:
             counter.inc(value - before)
         self._reported_lookups = now
 
-    def _describe(self, config: MasterConfig) -> NodeDescription:
+    def _describe(self, config: MasterConfig, secret_mark: str) -> NodeDescription:
         return NodeDescription(
             node=NodeId(config.node.id),
             role="master",
@@ -169,4 +169,5 @@ class MasterApp:
             pid=os.getpid(),
             software=software_version(),
             metrics=self._metrics_server.address,
+            secret_mark=secret_mark,
         )

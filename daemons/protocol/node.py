@@ -86,6 +86,8 @@ class NodeDescription(Record, frozen=True, kw_only=True):
     """NICs, RDMA devices and GPUs of its host, each a line for people."""
     ticks_ms: int = 0
     """Its clock when it said this; what it grants ends by this clock."""
+    secret_mark: str = ""
+    """Equal on nodes that have the same transfer.secret_file; empty without one."""
 
 
 class InstanceLoad(Record, frozen=True, kw_only=True):

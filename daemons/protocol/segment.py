@@ -92,7 +92,7 @@ class RegionGrant(Record, frozen=True, kw_only=True):
 
 
 class Source(Record, frozen=True, kw_only=True):
-    """Bytes that a peer may READ while the generation holds."""
+    """Bytes that a daemon may READ while the generation holds; it knows the cluster's secret, so no grant is here."""
 
     region: RegionRef
     ranges: Strided

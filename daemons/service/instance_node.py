@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from daemons.config.common import topology_file
 from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_prefill import PrefillConfig
-from daemons.config.secret import read_secret
+from daemons.config.secret import mark_of, read_secret
 from daemons.core.ids import NodeId, new_epoch
 from daemons.engine.instance import open_instance
 from daemons.protocol.base import Message
@@ -43,6 +43,8 @@ class InstanceNode:
         self._role = role
         self._config = config
         self._epoch = new_epoch()
+        secret = read_secret(config.transfer.secret_file)
+        self._secret_mark = mark_of(secret)
         self.transfer = TransferEngine(
             epoch=self._epoch,
             bind_host=config.transfer.host,
@@ -50,7 +52,7 @@ class InstanceNode:
             tcp_port=config.transfer.port,
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
-            secret=read_secret(config.transfer.secret_file),
+            secret=secret,
             topology=topology_file(config.transfer),
         )
         try:
@@ -138,4 +140,5 @@ class InstanceNode:
                 override=topology_file(self._config.transfer),
             ),
             ticks_ms=self.transfer.ticks_ms(),
+            secret_mark=self._secret_mark,
         )

@@ -82,7 +82,9 @@ class CapabilityKey:
     ) -> None:
         """Raise BadCapability unless `packed` allows all of it now."""
         if not packed:
-            raise BadCapability("this region is opened by a capability only; the request has none")
+            raise BadCapability(
+                "who does not know the cluster's secret (transfer.secret_file) needs a capability; the request has none"
+            )
         try:
             grant = _decode_grant(packed)
         except MALFORMED as error:

@@ -37,6 +37,7 @@ def check_cluster(reply: ListNodesReply) -> Iterator[Finding]:
             problem=f"not all run the same software: {versions}",
             fix="upgrade the rest, one node after the other",
         )
+    yield from _check_secrets(reply)
     for model, found in sorted(roles.items()):
         for role in sorted({"prefill", "decode"} - found):
             yield Finding(
@@ -46,3 +47,25 @@ def check_cluster(reply: ListNodesReply) -> Iterator[Finding]:
                 problem=f"no {role} instance of it is alive: requests get 503",
                 fix=f"systemctl start mc-{role}@INSTANCE on a host that has the model",
             )
+
+
+def _check_secrets(reply: ListNodesReply) -> Iterator[Finding]:
+    """Daemons read each other's memory by the secret alone: nothing that they tell each other grants it."""
+    by_mark: defaultdict[str, list[str]] = defaultdict(list)
+    for listed in reply.nodes:
+        if listed.state == "alive" and listed.node.data is not None:
+            by_mark[listed.node.secret_mark].append(listed.node.node)
+    if reply.master.secret_mark and by_mark:
+        by_mark[reply.master.secret_mark].append("the master")
+    if len(by_mark) > 1:
+        groups = "; ".join(
+            f"{'one of them' if mark else 'none'}: {', '.join(sorted(names)[:5])}"
+            for mark, names in sorted(by_mark.items())
+        )
+        yield Finding(
+            severity="error",
+            area="secrets",
+            what="transfer.secret_file",
+            problem=f"not all have the same secret, so they cannot read each other's KV: {groups}",
+            fix="the same file on every host as `transfer.secret_file`, and as the master's `access.secret_file`",
+        )

@@ -6,8 +6,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from daemons.config.secret import mark_of
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.node import (
     ListedNode,
@@ -17,6 +19,7 @@ from daemons.protocol.node import (
     NodeState,
     Role,
 )
+from daemons.protocol.segment import DataAddress
 from mcctl.commands.doctor import check_clock
 from mcctl.doctor.cluster import check_cluster
 from mcctl.doctor.configs import check_configs, load_all
@@ -203,6 +206,22 @@ def test_what_is_wrong_with_a_cluster() -> None:
     assert "2.0: c" in skew.problem
     (alone,) = cluster(node("p", "prefill"))
     assert (alone.severity, "no decode" in alone.problem) == ("error", True)
+
+
+def test_daemons_with_different_secrets_are_told() -> None:
+    address = DataAddress(host_id=HostId("h"), unix_path="", tcp="h:1", epoch=Epoch(1))
+
+    def with_mark(name: str, mark: str) -> ListedNode:
+        listed = node(name, "cachenode")
+        described = msgspec.structs.replace(listed.node, data=address, secret_mark=mark)
+        return msgspec.structs.replace(listed, node=described)
+
+    assert cluster(with_mark("a", ""), with_mark("b", "")) == []
+    assert cluster(with_mark("a", mark_of(b"x" * 16)), with_mark("b", mark_of(b"x" * 16))) == []
+    (found,) = cluster(with_mark("a", mark_of(b"x" * 16)), with_mark("b", ""))
+    assert (found.severity, found.area) == ("error", "secrets")
+    assert "none: b; one of them: a" in found.problem
+    assert mark_of(b"x" * 16) != mark_of(b"y" * 16)
 
 
 def test_the_clock() -> None:
