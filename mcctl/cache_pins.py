@@ -37,7 +37,7 @@ def pin(
     Example: mcctl cache pin 3fa9c1 --ttl 3600 --hard
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = client.pin_blocks(_hashes(client, blocks), "hard" if hard else "soft", ttl)
     _show(
         settings.output,
@@ -54,7 +54,7 @@ def unpin(context: typer.Context, blocks: Hashes) -> None:
     Example: mcctl cache unpin 3fa9c1
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = client.pin_blocks(_hashes(client, blocks), "none")
     _show(
         settings.output,

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound
+from daemons.protocol.address import address_of
 from daemons.protocol.node import ListedNode
 from mcctl.settings import Settings
 
@@ -17,11 +18,10 @@ def gateway_url(settings: Settings, given: str | None = None) -> str:
     """
     if given is not None:
         return given
-    master = settings.endpoint or (settings.file.endpoint if not settings.file.url else "")
-    if not master:
+    if not (settings.endpoint or (settings.file.endpoint and not settings.file.url)):
         return settings.url
-    with ClusterClient(master, settings.wait_s) as client:
-        return choose_gateway(client.nodes().nodes, master)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        return choose_gateway(client.nodes().nodes, address_of(settings.master))
 
 
 def choose_gateway(nodes: Iterable[ListedNode], master: str) -> str:

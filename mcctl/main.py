@@ -15,6 +15,7 @@ import typer.core
 
 from daemons.config.forms import is_endpoint
 from daemons.core.errors import Exhausted, McError, Unavailable
+from daemons.protocol.address import is_public_key
 from mcctl import exit_codes, interrupts
 from mcctl.render import complain, note
 from mcctl.settings import DEFAULT_ENDPOINT, DEFAULT_URL, Output, Settings
@@ -53,6 +54,7 @@ COMMANDS: Final = {
     "simulate": LazyCommand(
         "simulate", "Replay traffic on a modelled cluster: run, plan, reproduce."
     ),
+    "keys": LazyCommand("keys", "Keys of daemons and operators: make, authorize, revoke."),
     "config": LazyCommand("config", "Check and show config files."),
 }
 
@@ -107,6 +109,8 @@ _GLOBALS: Final = {
     "config": "config",
     "endpoint": "endpoint",
     "timeout": "timeout_s",
+    "key_file": "key_file_flag",
+    "master_key": "master_key_flag",
     "output": "output_flag",
     "verbose": "verbose",
 }
@@ -123,7 +127,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _root(
+def _root(  # noqa: PLR0913, PLR0917 - one for each global flag
     context: typer.Context,
     config: Annotated[
         Path | None,
@@ -146,6 +150,13 @@ def _root(
             autocompletion=lambda: list(OUTPUTS),
         ),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="Your own key, of a cluster that has keys.", metavar="FILE"),
+    ] = None,
+    master_key: Annotated[
+        str | None, typer.Option(help="Public key of its master.", metavar="HEX")
+    ] = None,
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")
     ] = None,
@@ -160,6 +171,8 @@ def _root(
         "endpoint": endpoint,
         "timeout": timeout,
         "output": output,
+        "key_file": key_file,
+        "master_key": master_key,
         "verbose": verbose,
     }
     for flag, value in given.items():
@@ -177,6 +190,10 @@ def _set_flag(settings: Settings, flag: str, value: Any) -> None:
     if flag == "endpoint" and not is_endpoint(value):
         raise typer.BadParameter(
             f"--endpoint {value}: write tcp://HOST:PORT, the master's node.listen"
+        )
+    if flag == "master_key" and not is_public_key(value):
+        raise typer.BadParameter(
+            f"--master-key {value}: write 64 hex digits, as mcctl keys list shows"
         )
     setattr(settings, _GLOBALS[flag], value)
 

@@ -1,5 +1,6 @@
 """The global flags, and what they fall back to: mcctl.toml, then the cluster of `mcctl cluster up`, then loopback."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -9,6 +10,8 @@ import msgspec
 from daemons.config.base import Section, load_config
 from daemons.config.common import Seconds
 from daemons.core.errors import ConfigError
+from daemons.core.ids import PublicKey
+from daemons.protocol.address import is_public_key, split_key, with_key
 from mcctl import paths
 from mcctl.cluster_record import running_record
 
@@ -26,6 +29,10 @@ class ToolConfig(Section, frozen=True, kw_only=True):
     """The master; empty for a local cluster's, else tcp://127.0.0.1:7700."""
     url: Annotated[str, msgspec.Meta(extra={"form": "url_or_empty"})] = ""
     """The gateway; empty for a local cluster's, else http://127.0.0.1:8000."""
+    key_file: str = ""
+    """Your own key, NAME.key of mcctl keys generate NAME --role admin, where `endpoint` is a master with keys."""
+    master_key: Annotated[str, msgspec.Meta(extra={"form": "key_or_empty"})] = ""
+    """That master's public key."""
     timeout_s: Seconds = DEFAULT_TIMEOUT_S
     output: Output = "table"
 
@@ -38,6 +45,8 @@ class Settings:
     endpoint: str | None = None
     timeout_s: float | None = None
     output_flag: Output | None = None
+    key_file_flag: Path | None = None
+    master_key_flag: str | None = None
     verbose: bool = False
     _file: ToolConfig | None = None
 
@@ -57,8 +66,24 @@ class Settings:
 
     @property
     def master(self) -> str:
-        """The master's endpoint."""
-        return self.endpoint or self.file.endpoint or _local("master") or DEFAULT_ENDPOINT
+        """The master's endpoint, with its key where that is known. A local cluster has none."""
+        named = self.endpoint or self.file.endpoint
+        local = None if named else _local("master")
+        return local or with_key(named or DEFAULT_ENDPOINT, self._master_key)
+
+    @property
+    def key_file(self) -> Path | None:
+        """Whose key to show: the flag, $MCCTL_KEY_FILE, mcctl.toml."""
+        given = os.environ.get("MCCTL_KEY_FILE", "") or self.file.key_file
+        return self.key_file_flag or (Path(given).expanduser() if given else None)
+
+    @property
+    def _master_key(self) -> PublicKey | None:
+        given = self.master_key_flag or os.environ.get("MCCTL_MASTER_KEY", "")
+        found = given or self.file.master_key
+        if found and not is_public_key(found):
+            raise ConfigError(f"$MCCTL_MASTER_KEY: {found!r} is no public key; write 64 hex digits")
+        return PublicKey(found) if found else None
 
     @property
     def events(self) -> str:
@@ -66,8 +91,9 @@ class Settings:
         local = None if self.endpoint or self.file.endpoint else _local("events")
         if local:
             return local
-        host, _, port = self.master.rpartition(":")
-        return f"{host}:{int(port) + 1}" if port.isdigit() else self.master
+        address, key = split_key(self.master)
+        host, _, port = address.rpartition(":")
+        return with_key(f"{host}:{int(port) + 1}", key) if port.isdigit() else self.master
 
     @property
     def url(self) -> str:

@@ -1,14 +1,17 @@
 """Measuring every data path of a cluster: this host to each node, and each node to each other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
+from daemons.client.identity import open_client_identity
 from daemons.client.probe import ask_probe
 from daemons.core.errors import McError
 from daemons.protocol.node import ListedNode
-from daemons.protocol.request import PathMeasure
+from daemons.protocol.request import DataProbeReply, PathMeasure
 from daemons.protocol.segment import Grant, RegionRef
 from daemons.transfer import host_id
 from daemons.transfer.probe import measure
@@ -20,6 +23,9 @@ _FAR_UNDER: Final = 0.5
 """Of the link's speed; below it the path is worth a look."""
 _ASK_S: Final = 15.0
 """For one measurement by a node, with the turns it waits."""
+
+
+_Ask = Callable[..., DataProbeReply]
 
 
 class ProbedPath(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,21 +50,25 @@ class _Offer(NamedTuple):
     grant: Grant | None
 
 
-def probe_all(nodes: Sequence[ListedNode], *, from_here_only: bool) -> Iterator[ProbedPath]:
+def probe_all(
+    nodes: Sequence[ListedNode], *, from_here_only: bool, key_file: Path | None = None
+) -> Iterator[ProbedPath]:
     """Paths as they are measured, one at a time so that they do not disturb each other."""
+    ask = partial(ask_probe, identity=open_client_identity(key_file))
     regions: dict[str, _Offer | McError] = {}
     for node in nodes:
-        regions[node.node.node] = _offer_of(node)
-        yield _probe(HERE, host_id(), node, regions[node.node.node])
+        regions[node.node.node] = _offer_of(node, ask)
+        yield _probe(HERE, host_id(), node, regions[node.node.node], ask)
     for reader in nodes if not from_here_only else []:
         for target in nodes:
             if target is not reader and not isinstance(regions[reader.node.node], McError):
-                yield _probe(reader, reader.node.host_id, target, regions[target.node.node])
+                offer = regions[target.node.node]
+                yield _probe(reader, reader.node.host_id, target, offer, ask)
 
 
-def _offer_of(node: ListedNode) -> _Offer | McError:
+def _offer_of(node: ListedNode, ask: _Ask) -> _Offer | McError:
     try:
-        reply = ask_probe(node.node.control)
+        reply = ask(node.node.control)
     except McError as error:
         return error
     if reply.region is None:
@@ -67,7 +77,11 @@ def _offer_of(node: ListedNode) -> _Offer | McError:
 
 
 def _probe(
-    reader: ListedNode | str, reader_host: str, target: ListedNode, offer: _Offer | McError
+    reader: ListedNode | str,
+    reader_host: str,
+    target: ListedNode,
+    offer: _Offer | McError,
+    ask: _Ask,
 ) -> ProbedPath:
     source = reader if isinstance(reader, str) else reader.node.node
     name = target.node.node
@@ -77,7 +91,7 @@ def _probe(
         if isinstance(reader, str):
             measured: PathMeasure | None = measure(offer.region, _SCHEMES, grant=offer.grant)
         else:
-            measured = ask_probe(reader.node.control, offer.region, _ASK_S).measured
+            measured = ask(reader.node.control, offer.region, _ASK_S).measured
     except McError as error:
         return ProbedPath(source=source, target=name, error=error.message)
     path = ProbedPath(source=source, target=name, measured=measured)

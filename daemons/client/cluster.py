@@ -5,11 +5,14 @@ Only `clear_blocks`, `flush_blocks` and `pin_blocks` change anything.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from daemons.client.identity import open_client_identity
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import BlockHash
+from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
 from daemons.protocol.block import (
     BlockFilter,
@@ -45,11 +48,14 @@ ReplyType = TypeVar("ReplyType", bound=Message)
 
 
 class ClusterClient:
-    """A connection to the master, made on first use."""
+    """A connection to the master, made on first use. `key_file` is needed where the master has keys: `master` is its
+    endpoint then, with # and its public key.
+    """
 
-    def __init__(self, master: str, timeout_s: float = 5.0) -> None:
-        self.master = master
-        self._client = SyncClient(master, timeout_s)
+    def __init__(self, master: str, timeout_s: float = 5.0, key_file: Path | None = None) -> None:
+        self.master = address_of(master)
+        self.identity = open_client_identity(key_file) if "#" in master else None
+        self._client = SyncClient(master, timeout_s, self.identity)
 
     def nodes(self) -> ListNodesReply:
         """Every node the master knows, and the master itself."""

@@ -51,7 +51,8 @@ class EventFeed:
         self._last = 0
         """All events up to this one are dealt with."""
         # Of one topic a reader can tell what it missed, and of all; of some it cannot.
-        self._subscriber = Subscriber(endpoint, topics if len(topics) == 1 else ())
+        pair = client.identity.pair if client.identity is not None else None
+        self._subscriber = Subscriber(endpoint, topics if len(topics) == 1 else (), pair)
 
     def since(self, first: int, incarnation: int | None = None) -> Iterator[Item]:
         """From this number on, of the master's life that numbered it so."""

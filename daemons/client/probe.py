@@ -5,15 +5,18 @@ import time
 from daemons.core.errors import Exhausted, ProtocolError
 from daemons.protocol.request import DataProbe, DataProbeReply
 from daemons.protocol.segment import RegionRef
-from daemons.rpc import SyncClient
+from daemons.rpc import Identity, SyncClient
 
 
 def ask_probe(
-    control: str, target: RegionRef | None = None, timeout_s: float = 5.0
+    control: str,
+    target: RegionRef | None = None,
+    timeout_s: float = 5.0,
+    identity: Identity | None = None,
 ) -> DataProbeReply:
     """One question to one node; waits its turn while the node measures for someone else."""
     deadline_s = time.monotonic() + timeout_s
-    with SyncClient(control, timeout_s) as client:
+    with SyncClient(control, timeout_s, identity) as client:
         while True:
             try:
                 reply = client.request(DataProbe(target=target))

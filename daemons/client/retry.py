@@ -18,6 +18,7 @@ from daemons.core.errors import (
     Unavailable,
 )
 from daemons.core.ids import NodeId
+from daemons.protocol.address import address_of
 from daemons.protocol.request import Plan
 
 MAX_RETRIES: Final = 2
@@ -124,6 +125,6 @@ def failing_nodes(error: McError, plan: Plan) -> tuple[NodeId, ...]:
     Ids alone are not looked for: a node may be called "prefill", which any sentence may contain.
     """
     for role, instance in (("prefill node", plan.prefill), ("decode node", plan.decode)):
-        if role in error.message or instance.control in error.message:
+        if role in error.message or address_of(instance.control) in error.message:
             return (instance.node,)
     return (plan.prefill.node if isinstance(error, TransferError) else plan.decode.node,)

@@ -13,7 +13,7 @@ from daemons.core.errors import McError
 from daemons.core.ids import StageId, new_stage_id
 from daemons.protocol.block import BlockLocation, Stage, StageReply, Unstage
 from daemons.protocol.messages import Reply
-from daemons.rpc import SyncClient
+from daemons.rpc import Identity, SyncClient
 
 _UNSTAGE_TIMEOUT_S = 2.0
 OnStaged = Callable[[list[BlockLocation]], object]
@@ -26,14 +26,14 @@ def needs_staging(locations: Sequence[BlockLocation]) -> bool:
 
 @contextmanager
 def staged(
-    locations: Sequence[BlockLocation], *, timeout_s: float
+    locations: Sequence[BlockLocation], *, timeout_s: float, identity: Identity | None = None
 ) -> Iterator[list[BlockLocation]]:
     """Where the leading ones that can be read lie, until the block ends; one node after the other is asked."""
     placed: list[BlockLocation | None] = list(locations)
     held: list[tuple[SyncClient, StageId]] = []
     try:
         for control, indexes in _by_control(locations).items():
-            client, stage_id = SyncClient(control, timeout_s), new_stage_id()
+            client, stage_id = SyncClient(control, timeout_s, identity), new_stage_id()
             held.append((client, stage_id))
             asked = [locations[index] for index in indexes]
             _place(placed, indexes, _ask_now(client, _message(stage_id, asked, timeout_s)))

@@ -77,6 +77,9 @@ class Membership:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __getitem__(self, node: NodeId) -> Member:
+        return self._members[node]
+
     def get(self, node: NodeId) -> Member | None:
         return self._members.get(node)
 

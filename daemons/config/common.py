@@ -58,6 +58,39 @@ class MasterLinkSection(Section, frozen=True, kw_only=True):
     endpoint: Endpoint = "tcp://127.0.0.1:7700"
 
 
+class SecuritySection(Section, frozen=True, kw_only=True):
+    """By what this process and the master know each other; see mcctl keys in mcctl(1)."""
+
+    key_file: str = ""
+    """This process's own key, a NODE.key that mcctl keys generate wrote. A name without a slash is a credential of the
+    unit, in $CREDENTIALS_DIRECTORY. Empty: no keys, on this host only."""
+    master_key: Annotated[str, msgspec.Meta(extra={"form": "key_or_empty"})] = ""
+    """The master's public key, as mcctl keys list shows it: nobody else is taken for the master."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.key_file) != bool(self.master_key):
+            missing = "master_key" if self.key_file else "key_file"
+            raise ValueError(f"`{missing}` is missing: key_file and master_key go together")
+
+
+class MasterSecuritySection(Section, frozen=True, kw_only=True):
+    """By what the master knows its nodes, and they know it; see mcctl keys in mcctl(1)."""
+
+    key_file: str = ""
+    """The master's own key, a NODE.key that mcctl keys generate wrote. A name without a slash is a credential of the
+    unit, in $CREDENTIALS_DIRECTORY. Empty: no keys, on this host only."""
+    authorized_file: str = ""
+    """Who may connect, and as what: the file that mcctl keys authorize and revoke write. Read again when it changes;
+    the nodes learn it from the master at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.key_file) != bool(self.authorized_file):
+            missing = "authorized_file" if self.key_file else "key_file"
+            raise ValueError(f"`{missing}` is missing: key_file and authorized_file go together")
+
+
 class TransferSection(Section, frozen=True, kw_only=True):
     """Data paths. `host` is the address bound and told to others; `port` 0 takes a free one."""
 

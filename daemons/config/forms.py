@@ -15,6 +15,7 @@ import msgspec
 
 from daemons.core.errors import ConfigError
 from daemons.core.units import parse_size
+from daemons.protocol.address import is_public_key
 
 MAX_PORT: Final = 65_535
 _MAX_SHOWN: Final = 80
@@ -102,6 +103,8 @@ FORMS: Final[Mapping[str, Form]] = {
         "letters, digits and . _ - (at most 128, the first a letter or digit)",
         lambda text: _NAME.fullmatch(text) is not None,
     ),
+    "key": Form("64 hex digits", is_public_key),
+    "key_or_empty": Form('64 hex digits, or ""', lambda t: not t or is_public_key(t)),
     "path": Form("the path of a directory", lambda text: bool(text.strip())),
     "device": Form("cpu or cuda:N", lambda text: _DEVICE.fullmatch(text) is not None),
     "size": Form('more than 0 bytes, a number or a text such as "512MiB"', _is_size),

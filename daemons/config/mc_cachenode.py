@@ -13,6 +13,7 @@ from daemons.config.common import (
     Metrics,
     Name,
     Seconds,
+    SecuritySection,
     Size,
     Threads,
     Told,
@@ -96,4 +97,5 @@ class CachenodeConfig(Section, frozen=True, kw_only=True):
     ssd: SsdSection = msgspec.field(default_factory=SsdSection)
     report: ReportSection = msgspec.field(default_factory=ReportSection)
     transfer: TransferSection = msgspec.field(default_factory=TransferSection)
+    security: SecuritySection = msgspec.field(default_factory=SecuritySection)
     log: LogSection = msgspec.field(default_factory=LogSection)

@@ -12,6 +12,7 @@ from daemons.config.common import (
     ModelSection,
     Name,
     Seconds,
+    SecuritySection,
     Threads,
     Told,
     TransferSection,
@@ -52,4 +53,5 @@ class DecodeConfig(Section, frozen=True, kw_only=True):
     engine: EngineSection = msgspec.field(default_factory=EngineSection)
     decode: DecodeSection = msgspec.field(default_factory=DecodeSection)
     transfer: TransferSection = msgspec.field(default_factory=TransferSection)
+    security: SecuritySection = msgspec.field(default_factory=SecuritySection)
     log: LogSection = msgspec.field(default_factory=LogSection)

@@ -13,6 +13,7 @@ from daemons.config.common import (
     Name,
     Port,
     Seconds,
+    SecuritySection,
     Size,
 )
 
@@ -57,6 +58,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     http: HttpSection = msgspec.field(default_factory=HttpSection)
     request: RequestSection = msgspec.field(default_factory=RequestSection)
     master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
+    security: SecuritySection = msgspec.field(default_factory=SecuritySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
 
     def __post_init__(self) -> None:

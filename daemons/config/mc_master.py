@@ -10,6 +10,7 @@ from daemons.config.common import (
     Fraction,
     Listen,
     LogSection,
+    MasterSecuritySection,
     Metrics,
     Name,
     Seconds,
@@ -104,4 +105,5 @@ class MasterConfig(Section, frozen=True, kw_only=True):
     pool: PoolSection = msgspec.field(default_factory=PoolSection)
     access: AccessSection = msgspec.field(default_factory=AccessSection)
     conductor: ConductorSection = msgspec.field(default_factory=ConductorSection)
+    security: MasterSecuritySection = msgspec.field(default_factory=MasterSecuritySection)
     log: LogSection = msgspec.field(default_factory=LogSection)

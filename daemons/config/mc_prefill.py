@@ -12,6 +12,7 @@ from daemons.config.common import (
     ModelSection,
     Name,
     Seconds,
+    SecuritySection,
     Told,
     TransferSection,
 )
@@ -50,4 +51,5 @@ class PrefillConfig(Section, frozen=True, kw_only=True):
     engine: EngineSection = msgspec.field(default_factory=EngineSection)
     prefill: PrefillSection = msgspec.field(default_factory=PrefillSection)
     transfer: TransferSection = msgspec.field(default_factory=TransferSection)
+    security: SecuritySection = msgspec.field(default_factory=SecuritySection)
     log: LogSection = msgspec.field(default_factory=LogSection)

@@ -22,6 +22,9 @@ Epoch = NewType("Epoch", int)
 Incarnation = NewType("Incarnation", int)
 """Life of a master: grows with every start; 0 means no master was met yet."""
 
+PublicKey = NewType("PublicKey", str)
+"""64 hex digits; names a process that has keys."""
+
 
 def new_request_id() -> RequestId:
     return RequestId(secrets.token_hex(8))

@@ -24,8 +24,9 @@ from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescriptio
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
+from daemons.service.identity import master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
-from daemons.service.metrics import MetricsServer
+from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import runtime_dir
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.promotion import Promotion
@@ -47,8 +48,9 @@ class CachenodeApp:
     """Listens when built; `run` serves until drained or its loop is stopped."""
 
     def __init__(self, config: CachenodeConfig) -> None:
-        self.loop = Loop()
         self._node = NodeId(config.node.id)
+        identity = open_identity(config.security.key_file, node=self._node, role="cachenode")
+        self.loop = Loop(identity=identity)
         self._epoch = new_epoch()
         self._metrics = CachenodeMetrics()
         self._drain_s = config.copy.drain_s
@@ -56,6 +58,7 @@ class CachenodeApp:
         # All that may be taken comes before the segment: a start that fails leaves no memory behind.
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self.endpoint = self._server.endpoint
+        count_refusals(self._metrics.registry, "mc_cachenode", self._server)
         self._metrics_server = MetricsServer(config.node.metrics, self._metrics.registry)
         topology = topology_file(config.transfer)
         secret = read_secret(config.transfer.secret_file)
@@ -130,7 +133,7 @@ class CachenodeApp:
         )
         self._link = MasterLink(
             self.loop,
-            config.master.endpoint,
+            master_endpoint(config.master.endpoint, config.security),
             self._describe,
             on_joined=self._on_joined,
             on_notice=self._handlers.on_notice,
@@ -222,7 +225,7 @@ class CachenodeApp:
             host=os.uname().nodename,
             host_id=host_id(),
             epoch=self._epoch,
-            control=self._server.endpoint,
+            control=self._server.told,
             pid=os.getpid(),
             software=software_version(),
             data=self._engine.address,

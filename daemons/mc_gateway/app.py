@@ -31,6 +31,7 @@ from daemons.mc_gateway.prompt import Preparer
 from daemons.protocol.node import NodeDescription
 from daemons.rpc import Loop
 from daemons.service.daemon import software_version
+from daemons.service.identity import master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
 from daemons.text.tokenizer import Tokenizer, load_tokenizer
 from daemons.transfer import host_id
@@ -49,9 +50,12 @@ class GatewayApp:
         self._max_body_bytes = size_bytes(config.http.max_body, "http.max_body")
         self._listener = _listen(config.http.host, config.http.port)
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
-        self.loop = Loop()
+        node = NodeId(config.node.id)
+        identity = open_identity(config.security.key_file, node=node, role="gateway")
+        self.loop = Loop(identity=identity)
         self._epoch = new_epoch()
-        self._link = MasterLink(self.loop, config.master.endpoint, self._describe)
+        endpoint = master_endpoint(config.master.endpoint, config.security)
+        self._link = MasterLink(self.loop, endpoint, self._describe)
         self._decodes = ChannelPool(self.loop)
         self._slots = Slots(config.http.max_requests)
         self._server: _Server | None = None

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from pathlib import Path
 
 from daemons.conductor.conductor import Conductor
 from daemons.conductor.membership import Member, Membership
@@ -14,13 +15,15 @@ from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.handlers import Handlers
 from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
+from daemons.mc_master.key_watch import KeyWatch
 from daemons.mc_master.metrics import MasterMetrics
 from daemons.mc_master.state import MasterState, Outlets, tuning_of
 from daemons.protocol.base import Message
 from daemons.protocol.node import HelloReply, NodeDescription
 from daemons.rpc import Call, Loop, Publisher, Server
 from daemons.service.daemon import software_version
-from daemons.service.metrics import MetricsServer
+from daemons.service.identity import open_identity
+from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.store.directory import Directory
 from daemons.store.eviction import POLICIES
 from daemons.transfer import host_id
@@ -36,13 +39,17 @@ class MasterApp:
     """Listens when built. `run` raises SystemExit when this master had to step down."""
 
     def __init__(self, config: MasterConfig) -> None:
-        self.loop = Loop()
+        node = NodeId(config.node.id)
+        identity = open_identity(config.security.key_file, node=node, role="master")
+        self.loop = Loop(identity=identity)
         self._stepped_down = False
         self._state_dir = state_directory(config.node.state_dir, config.node.id)
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self._publisher = Publisher(self.loop, config.node.events)
         secret = read_secret(config.access.secret_file, "access.secret_file")
+        self._keys = self._watch_keys(config) if identity is not None else None
         metrics = MasterMetrics()
+        count_refusals(metrics.registry, "mc_master", self._server)
         self._metrics_server = MetricsServer(config.node.metrics, metrics.registry)
         # Taken last: a start that fails because the address is in use is not a life.
         incarnation = next_incarnation(self._state_dir)
@@ -53,7 +60,7 @@ class MasterApp:
             incarnation=incarnation,
             description=self._describe(config, mark_of(secret)),
             loop=self.loop,
-            out=Outlets(events.publish, self._notify, self._step_down),
+            out=Outlets(events.publish, self._notify, self._step_down, self._greet),
             events=events,
             metrics=metrics,
             membership=Membership(config.membership.suspect_beats, config.membership.dead_beats),
@@ -64,6 +71,8 @@ class MasterApp:
             grants=ReplyGrants(secret),
         )
         self._handlers = Handlers(self.state)
+        if identity is not None:
+            identity.allowed.on_revoked.append(self._put_out_revoked)
         self._reported_lookups = (0, 0, 0)
         self.loop.every(config.membership.beat_interval_s, self._tick)
         self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
@@ -119,6 +128,26 @@ class MasterApp:
 
     def _notify(self, member: Member, message: Message) -> bool:
         return self._server.notify(member.peer, message)
+
+    def _watch_keys(self, config: MasterConfig) -> KeyWatch:
+        assert self.loop.identity is not None, "keys are watched by whoever has some"
+        path = Path(config.security.authorized_file)
+        return KeyWatch(self.loop, path, self.loop.identity.allowed, self._tell_all)
+
+    def _greet(self, member: Member) -> None:
+        """A node lets others in by this list, so it comes before anybody is sent to the node."""
+        if self._keys is not None:
+            self._notify(member, self._keys.message())
+
+    def _tell_all(self, message: Message) -> None:
+        for member in self.state.membership:
+            if member.state != "dead":
+                self._notify(member, message)
+
+    def _put_out_revoked(self) -> None:
+        for member in list(self.state.membership):
+            if member.state != "dead" and not self._server.knows(member.peer):
+                self._handlers.membership.put_out(member, "its key was revoked")
 
     def _step_down(self, seen: int) -> None:
         log.error(

@@ -10,6 +10,7 @@ from daemons.conductor.namespaces import rank_models
 from daemons.core.ids import NodeId
 from daemons.mc_master.checks import check_join
 from daemons.mc_master.state import MasterState
+from daemons.protocol.address import address_of
 from daemons.protocol.base import Ok
 from daemons.protocol.block import SuspectNode
 from daemons.protocol.node import (
@@ -85,6 +86,11 @@ class MembershipHandlers:
             self._on_transition(transition)
         return member
 
+    def put_out(self, member: Member, why: str) -> None:
+        """It leaves without having asked to."""
+        self._state.membership.leave(member.node.node, member.node.epoch)
+        self._gone(member, why)
+
     def _join(self, call: Call, message: Join) -> None:
         state = self._state
         node = message.node
@@ -101,10 +107,13 @@ class MembershipHandlers:
         self._tell_conductor(node)
         state.grants.hear(node.node, node.epoch, node.ticks_ms, now_s=now_s)
         self._open_slot(node, is_new=is_new)
+        state.out.greet(state.membership[node.node])
         interval_ms = int(state.config.membership.beat_interval_s * 1000)
         call.reply(JoinReply(incarnation=state.incarnation, beat_interval_ms=interval_ms))
         if is_new:
-            log.info("node joined node=%s role=%s at=%s", node.node, node.role, node.control)
+            log.info(
+                "node joined node=%s role=%s at=%s", node.node, node.role, address_of(node.control)
+            )
             state.out.publish(
                 NodeJoined(node=node.node, role=node.role, incarnation=state.incarnation)
             )

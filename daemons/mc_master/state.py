@@ -26,6 +26,8 @@ class Outlets:
     notify: Callable[[Member, Message], bool]
     step_down: Callable[[int], object]
     """A master of this higher incarnation lived: end this one."""
+    greet: Callable[[Member], object]
+    """Whatever a member must know before its join is answered."""
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.event import Event, ReadEvents, ReadEventsReply
 from daemons.protocol.failure import Failure
+from daemons.protocol.key import AllowedKeys
 from daemons.protocol.node import (
     Beat,
     Hello,
@@ -120,7 +121,7 @@ Reply = (
     | PrefillReply
 )
 Part = Tokens | PrefillStarted | LayersReady
-Notice = FreeBlocks | RememberClear | BadReplica | StageAhead | WriteDown | HoldPins
+Notice = FreeBlocks | RememberClear | BadReplica | StageAhead | WriteDown | HoldPins | AllowedKeys
 Incoming = Reply | Part | Notice
 """What a client can receive on its connection."""
 

@@ -2,13 +2,17 @@
 
 from daemons.rpc.client import Channel, Pending
 from daemons.rpc.events import Published, Publisher, Subscriber, event_or_none
+from daemons.rpc.keys import AllowedList, Identity, KeyPair
 from daemons.rpc.loop import Loop, Timer
 from daemons.rpc.server import Call, Server
 from daemons.rpc.sync_client import SyncClient
 
 __all__ = [
+    "AllowedList",
     "Call",
     "Channel",
+    "Identity",
+    "KeyPair",
     "Loop",
     "Pending",
     "Published",

@@ -14,19 +14,32 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from daemons.core.errors import Exhausted, McError, ProtocolError, Unavailable
+from daemons.core.errors import Exhausted, McError, ProtocolError, Rejected, Unavailable
+from daemons.protocol.address import is_loopback, split_key
 from daemons.protocol.base import MALFORMED, Message, Ping
 from daemons.protocol.failure import Failure, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
+from daemons.rpc.keys import use_keys
 from daemons.rpc.loop import Loop, Timer
 
 CONNECT_TIMEOUT_S = 0.75
 BEAT_S = 0.5
 MISSED_BEATS = 4
 MAX_PENDING = 4096
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_DISCONNECTED
+)
+
+_NO_KEYS = (
+    "asks for keys, and this process has none: set `security.key_file` and `security.master_key` "
+    "(mcctl: --key-file, --master-key)"
+)
 
 OnReply = Callable[[Reply | McError], object]
 OnPart = Callable[[Part], object]
@@ -59,7 +72,7 @@ class Channel:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.loop = loop
-        self.endpoint = endpoint
+        self.endpoint, self._server_key = split_key(endpoint)
         self.is_connected = False
         self.is_closed = False
         self.incarnation = 0
@@ -76,6 +89,8 @@ class Channel:
         self._connect_timer: Timer | None = None
         self._beat_timer: Timer | None = None
         self._missed_beats = 0
+        self._unproved_why = ""
+        """Why the last handshake may have failed, where the library did not say."""
 
     @property
     def num_pending(self) -> int:
@@ -95,6 +110,8 @@ class Channel:
         """
         if self.is_closed:
             raise Unavailable(f"the connection to {self.endpoint} was closed")
+        if self._is_revoked:
+            raise Rejected(f"the key of {self.endpoint} was revoked")
         if len(self._pending) >= MAX_PENDING:
             raise Exhausted(
                 f"{MAX_PENDING} requests to {self.endpoint} are in flight", retry_after_ms=100
@@ -125,8 +142,30 @@ class Channel:
             self._drop_socket()
             self._fail_pending(Unavailable(f"the connection to {self.endpoint} was closed"))
 
+    @property
+    def _is_revoked(self) -> bool:
+        identity = self.loop.identity
+        if identity is None or self._server_key is None:
+            return False
+        return identity.allowed.revoked(self._server_key) is not None
+
+    def _keys_missing(self) -> str:
+        """Why there is no safe connection to this endpoint, or ""."""
+        if self._server_key is None:
+            if self.loop.identity is None or is_loopback(self.endpoint):
+                return ""
+            return (
+                f"{self.endpoint} is another host's, but its public key is not known: set "
+                "`security.master_key` (mcctl: --master-key), or `security.key_file` at that node"
+            )
+        return "" if self.loop.identity is not None else f"{self.endpoint} {_NO_KEYS}"
+
     def _open(self) -> None:
         if self._socket is not None:
+            return
+        why_not = self._keys_missing()
+        if why_not:
+            self._lose_soon(why_not, Rejected)
             return
         socket = self.loop.context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 200)
@@ -136,6 +175,8 @@ class Channel:
         socket.setsockopt(zmq.SNDHWM, 20_000)
         socket.setsockopt(zmq.RCVHWM, 20_000)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        if self._server_key is not None and self.loop.identity is not None:
+            use_keys(socket, self.loop.identity.pair, self._server_key)
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._socket = socket
         self.loop.add_reader(self._monitor, self._on_monitor)
@@ -179,10 +220,27 @@ class Channel:
                 self.loop.guard(self._on_readable)  # what it said before it left still counts
                 if self._monitor is not monitor:
                     return  # it said nonsense: that loss was dealt with, this is a new socket
-                self._lose(f"{self.endpoint} closed the connection")
+                self._lose(f"{self.endpoint} closed the connection{self._unproved_why}")
+            else:
+                self._on_handshake_failed(event)
+
+    def _on_handshake_failed(self, event: int) -> None:
+        """The library gives up after the two that say something; the third may also be a server that ends."""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._lose(
+                f"{self.endpoint} does not let this process's key in: mcctl keys authorize at the master does",
+                Rejected,
+            )
+        elif self._server_key is not None:
+            self._unproved_why = "; is this its public key, and does it have keys?"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._lose(f"{self.endpoint} {_NO_KEYS}", Rejected)
+        else:
+            self._unproved_why = " before a word was said; it may have ended, or ask for keys"
 
     def _on_connected(self) -> None:
         self.is_connected = True
+        self._unproved_why = ""
         self._missed_beats = 0
         if self._connect_timer is not None:
             self._connect_timer.cancel()
@@ -202,7 +260,7 @@ class Channel:
 
     def _on_connect_timeout(self) -> None:
         if not self.is_connected:
-            self._lose(f"{self.endpoint} does not answer; is it running?")
+            self._lose(f"{self.endpoint} does not answer; is it running?{self._unproved_why}")
 
     def _on_readable(self) -> None:
         while self._socket is not None:
@@ -211,6 +269,9 @@ class Channel:
             except zmq.Again:
                 return
             self._missed_beats = 0
+            if self._is_revoked:
+                self._lose(f"the key of {self.endpoint} was revoked", Rejected)
+                return
             self._on_frames(frames)
 
     def _on_frames(self, frames: list[bytes]) -> None:
@@ -257,10 +318,10 @@ class Channel:
         self._drop_socket()
         self._fail_pending(family(why))
 
-    def _lose_soon(self, why: str) -> None:
+    def _lose_soon(self, why: str, family: type[McError] = Unavailable) -> None:
         """Found in the middle of `request`: whoever asks must not hear of it before it returns."""
         self._drop_socket()
-        self.loop.call_later(0.0, self._fail_these, list(self._pending), Unavailable(why))
+        self.loop.call_later(0.0, self._fail_these, list(self._pending), family(why))
 
     def _fail_these(self, request_ids: list[int], error: McError) -> None:
         for request_id in request_ids:

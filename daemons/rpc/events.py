@@ -3,6 +3,7 @@
 A reader of all topics sees from the first number what it missed, a reader of one topic from the second.
 """
 
+import logging
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,12 +11,19 @@ from typing import NamedTuple
 import zmq
 
 from daemons.core.errors import ConfigError
+from daemons.protocol.address import split_key
 from daemons.protocol.base import MALFORMED, Message
 from daemons.protocol.event import Event
 from daemons.protocol.messages import decode_event, encode
+from daemons.rpc.authenticator import EVENTS, HandshakeWatch
+from daemons.rpc.keys import KeyPair, use_keys
 from daemons.rpc.loop import Loop
 
+log = logging.getLogger(__name__)
+
 MAX_TOPICS = 1024
+_REOPEN_S = 0.05
+_REOPEN_TRIES = 200
 _SEQUENCE = struct.Struct("<Q")
 
 
@@ -28,18 +36,16 @@ class Publisher:
         self._last_by_type: dict[type[Message], int] = {}
         self._topics: set[bytes] = set()
         """What is subscribed to; while nothing is, an event costs only its number."""
-        self._socket = loop.context.socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 20_000)
+        self._is_closed = False
         try:
-            self._socket.bind(bind)
+            self._open(bind)
         except zmq.ZMQError as error:
-            self._socket.close(0)
             raise ConfigError(
                 f"cannot publish on {bind}: {zmq.strerror(error.errno or 0)}; choose another address under `events`"
             ) from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        loop.add_reader(self._socket, self._on_readable)
+        if loop.identity is not None:
+            loop.identity.allowed.on_revoked.append(self._cut)
 
     def publish(self, event: Message) -> int:
         """Its number."""
@@ -53,8 +59,51 @@ class Publisher:
         return self.sequence
 
     def close(self) -> None:
+        self._is_closed = True
+        self._drop()
+
+    def _open(self, bind: str) -> None:
+        """Raises ZMQError; then there is no socket."""
+        self._watch: HandshakeWatch | None = None
+        self._socket = self._loop.context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 20_000)
+        authenticator = self._loop.authenticator
+        if authenticator is not None:
+            authenticator.secure(self._socket, EVENTS)
+            self._watch = HandshakeWatch(self._loop, self._socket, authenticator.refusals)
+        self._loop.add_reader(self._socket, self._on_readable)
+        try:
+            self._socket.bind(bind)
+        except zmq.ZMQError:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        self._topics.clear()
         self._loop.remove_reader(self._socket)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         self._socket.close()
+
+    def _cut(self) -> None:
+        """A socket cannot drop one reader. All are dropped; who may, connects again at once and sees the gap."""
+        if not self._is_closed:
+            self._drop()
+            self._reopen(_REOPEN_TRIES)
+
+    def _reopen(self, num_tries: int) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._open(self.endpoint)
+        except zmq.ZMQError as error:
+            # The library frees the address in its own time.
+            if num_tries:
+                self._loop.call_later(_REOPEN_S, self._reopen, num_tries - 1)
+            else:
+                log.error("events are off at=%s why=%s", self.endpoint, error)  # noqa: TRY400 - no bug
 
     def _on_readable(self) -> None:
         """[1][topic] when the first reader of a topic comes, [0][topic] when its last has left."""
@@ -79,15 +128,23 @@ class Published(NamedTuple):
 
 
 class Subscriber:
-    """A blocking reader for tools; `topics` are lower-case event names, empty for all."""
+    """A blocking reader for tools; `topics` are lower-case event names, empty for all.
 
-    def __init__(self, endpoint: str, topics: tuple[str, ...] = ()) -> None:
+    `pair` are the keys of whoever reads, needed where the endpoint has a key.
+    """
+
+    def __init__(
+        self, endpoint: str, topics: tuple[str, ...] = (), pair: KeyPair | None = None
+    ) -> None:
+        address, server_key = split_key(endpoint)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         for topic in topics or ("",):
             self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        self._socket.connect(endpoint)
+        if server_key is not None and pair is not None:
+            use_keys(self._socket, pair, server_key)
+        self._socket.connect(address)
 
     def events(self, timeout_s: float) -> Iterator[Published]:
         """Until none came for `timeout_s`. What carries no number is passed over."""

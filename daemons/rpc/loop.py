@@ -16,6 +16,8 @@ from collections.abc import Callable
 import zmq
 
 from daemons.core.clock import Clock, monotonic
+from daemons.rpc.authenticator import Authenticator
+from daemons.rpc.keys import Identity
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +39,10 @@ class Timer:
 class Loop:
     """Poll, run what became ready, run due timers, repeat."""
 
-    def __init__(self, clock: Clock = monotonic) -> None:
+    def __init__(self, clock: Clock = monotonic, identity: Identity | None = None) -> None:
         self.clock = clock
+        self.identity = identity
+        """Of all servers and channels of this loop; None: they have no keys."""
         self.context = zmq.Context()
         self.stall_s = 0.0
         """How long the loop did not run before this turn; 0 when it kept time."""
@@ -54,6 +58,7 @@ class Loop:
         self._last_turn_s = clock()
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._event_fd, zmq.POLLIN)
+        self.authenticator = Authenticator(self, identity) if identity is not None else None
 
     def add_reader(
         self, socket: "zmq.Socket[bytes] | int", on_readable: Callable[[], object]

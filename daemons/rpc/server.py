@@ -9,12 +9,16 @@ from collections.abc import Callable
 
 import zmq
 
-from daemons.core.errors import ConfigError, McError, ProtocolError, Unavailable
+from daemons.core.errors import ConfigError, McError, ProtocolError, Rejected, Unavailable
+from daemons.core.ids import short
+from daemons.protocol.address import with_key
 from daemons.protocol.base import MALFORMED, PROTOCOL_VERSION, Message, Ok, Ping
 from daemons.protocol.failure import to_failure
 from daemons.protocol.messages import Request, decode_request, encode
 from daemons.protocol.node import Hello, HelloReply
+from daemons.rpc.authenticator import CONTROL, Authenticator, HandshakeWatch
 from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
+from daemons.rpc.gate import Gate
 from daemons.rpc.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -85,6 +89,10 @@ class Server:
         self._hello = hello
         self._handle = handle
         self._socket = loop.context.socket(zmq.ROUTER)
+        self._gate: Gate | None = None
+        self._watch: HandshakeWatch | None = None
+        if loop.authenticator is not None:
+            self._secure(loop.authenticator)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 20_000)
@@ -97,23 +105,44 @@ class Server:
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
-            self._socket.close(0)
+            self.close()
             raise ConfigError(
                 f"cannot listen on {bind}: {zmq.strerror(error.errno or 0)}; "
                 "choose another address under `listen`, or stop what uses it"
             ) from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        identity = loop.identity
+        self.told = with_key(self.endpoint, identity.pair.public if identity else None)
+        """What peers must know to connect: the endpoint, and whom to expect there."""
         loop.add_reader(self._socket, self._on_readable)
+
+    @property
+    def num_refused(self) -> int:
+        """Connections and messages of this loop's servers that were refused for their keys."""
+        return self.loop.authenticator.refusals.num_refused if self.loop.authenticator else 0
 
     def close(self) -> None:
         self.loop.remove_reader(self._socket)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         self._socket.close()
+
+    def knows(self, peer: bytes) -> bool:
+        """Whether this connection (a `Call.peer`) may be talked to: always, where there are no keys."""
+        return self._gate is None or self._gate.may_hear(peer)
 
     def notify(self, peer: bytes, message: Message) -> bool:
         """Push a notice to a connected peer (its `Call.peer`); False when it is gone."""
         return self.send(peer, Header(Kind.NOTICE, 0), message)
 
     def send(self, peer: bytes, header: Header, message: Message) -> bool:
+        if self._gate is not None and not self._gate.may_hear(peer):
+            self.num_undeliverable += 1
+            return False
+        return self._send(peer, header, message)
+
+    def _send(self, peer: bytes, header: Header, message: Message) -> bool:
         try:
             self._socket.send_multipart([peer, header.pack(), encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -126,12 +155,21 @@ class Server:
         # After a stall all that is queued is judged by the stall, so all of it is read in this turn.
         for _ in range(_MAX_BATCH if not self.loop.stall_s else 100 * _MAX_BATCH):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                if self._gate is None:
+                    frames, key = self._socket.recv_multipart(zmq.NOBLOCK), ""
+                else:
+                    parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                    frames, key = [part.bytes for part in parts], _key_of(parts)
             except zmq.Again:
                 return
-            self._on_frames(frames)
+            self._on_frames(frames, key)
 
-    def _on_frames(self, frames: list[bytes]) -> None:
+    def _secure(self, authenticator: Authenticator) -> None:
+        authenticator.secure(self._socket, CONTROL)
+        self._gate = Gate(authenticator.identity.allowed, authenticator.refusals)
+        self._watch = HandshakeWatch(self.loop, self._socket, authenticator.refusals)
+
+    def _on_frames(self, frames: list[bytes], key: str) -> None:
         peer = frames[0]
         try:
             header = unpack_header(frames[1] if len(frames) == 3 else b"")
@@ -139,11 +177,16 @@ class Server:
             self.num_malformed += 1
             return
         try:
-            call = Call(self, peer, header, _decode(header, frames[2]))
+            message = self._admit(peer, key, header, frames[2])
+        except Rejected as error:
+            # Also to a key that was revoked: that much it may know.
+            self._send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
+            return
         except ProtocolError as error:
             self.num_malformed += 1
             self.send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
             return
+        call = Call(self, peer, header, message)
         if self.loop.stall_s * 1000 > header.deadline_ms:
             # It waited while this process was stopped: whoever sent it has given up.
             self.num_stale += 1
@@ -154,6 +197,21 @@ class Server:
             )
             return
         self._dispatch(call)
+
+    def _admit(self, peer: bytes, key: str, header: Header, payload: bytes) -> Request:
+        """Raises Rejected for a message that this key may not send, and ProtocolError for what is none."""
+        if self._gate is None:
+            return _decode(header, payload)
+        owner = self._gate.meet(peer, key)
+        if owner is None:
+            raise Rejected(
+                f"the key {short(key)} is not authorized any more; mcctl keys authorize at the master lets it in"
+            )
+        message = _decode(header, payload)
+        why = self._gate.refusal(message, owner)
+        if why is not None:
+            raise Rejected(why)
+        return message
 
     def _dispatch(self, call: Call) -> None:
         match call.message:
@@ -174,6 +232,14 @@ class Server:
                             f"internal error: {type(error).__name__}; see the log of this daemon"
                         )
                     )
+
+
+def _key_of(parts: list[zmq.Frame]) -> str:
+    """What the handshake proved; nothing at all for a connection that had none."""
+    try:
+        return str(parts[-1].get("User-Id"))
+    except zmq.ZMQError:
+        return ""
 
 
 def _decode(header: Header, payload: bytes) -> Request:

@@ -8,6 +8,7 @@ from daemons.core.errors import McError
 from daemons.protocol.base import Message
 from daemons.protocol.messages import Part, Reply
 from daemons.rpc.client import Channel
+from daemons.rpc.keys import Identity
 from daemons.rpc.loop import Loop
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -23,9 +24,11 @@ class _Outcome:
 class SyncClient:
     """Use it in one thread, and `close` it."""
 
-    def __init__(self, endpoint: str, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, endpoint: str, timeout_s: float = 5.0, identity: Identity | None = None
+    ) -> None:
         self.timeout_s = timeout_s
-        self.loop = Loop()
+        self.loop = Loop(identity=identity)
         self.channel = Channel(self.loop, endpoint, connect_timeout_s=_CONNECT_TIMEOUT_S)
 
     def request(self, message: Message, timeout_s: float | None = None) -> Reply:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from daemons.config.base import Section, load_config
+from daemons.config.exposure import refuse_exposed
 from daemons.core.errors import ConfigError, McError, exit_code
 from daemons.rpc import Loop
 from daemons.service.limits import raise_file_limit
@@ -70,6 +71,8 @@ def run_daemon(
     arguments = _parse_arguments(name)
     try:
         config = load_config(arguments.config, config_type, arguments.set)
+        if not arguments.insecure:
+            refuse_exposed(config)
         if arguments.check:
             sys.stdout.write(f"{arguments.config or 'defaults'}: ok\n")
             return EXIT_OK
@@ -148,5 +151,10 @@ def _parse_arguments(name: str) -> argparse.Namespace:
         help="lay one value over the file; may be repeated",
     )
     parser.add_argument("--check", action="store_true", help="check the config and exit")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen where other hosts reach it without keys: everyone there may do everything",
+    )
     parser.add_argument("--version", action="version", version=f"{name} {software_version()}")
     return parser.parse_args()

@@ -21,8 +21,9 @@ from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
+from daemons.service.identity import master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
-from daemons.service.metrics import MetricsServer
+from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import runtime_dir
 from daemons.transfer import TransferEngine, host_id
 from daemons.transfer.topology import host_devices
@@ -39,7 +40,8 @@ class InstanceNode:
         config: PrefillConfig | DecodeConfig,
         handle: Callable[[Call], object],
     ) -> None:
-        self.loop = Loop()
+        node = NodeId(config.node.id)
+        self.loop = Loop(identity=open_identity(config.security.key_file, node=node, role=role))
         self._role = role
         self._config = config
         self._epoch = new_epoch()
@@ -67,8 +69,9 @@ class InstanceNode:
 
     def join(self, load: Callable[[], InstanceLoad], registry: CollectorRegistry) -> None:
         """Serve /metrics, and tell the master that this node is there."""
+        count_refusals(registry, f"mc_{self._role}", self._server)
         self._metrics.show(registry)
-        endpoint = self._config.master.endpoint
+        endpoint = master_endpoint(self._config.master.endpoint, self._config.security)
         self._link = MasterLink(self.loop, endpoint, self._describe, load=load)
 
     def tell_master(self, message: Message) -> None:
@@ -128,7 +131,7 @@ class InstanceNode:
             host=socket.gethostname(),
             host_id=host_id(),
             epoch=self._epoch,
-            control=self._server.endpoint,
+            control=self._server.told,
             pid=os.getpid(),
             software=software_version(),
             data=self.transfer.address,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import Incarnation
 from daemons.protocol.base import Message
+from daemons.protocol.key import AllowedKeys
 from daemons.protocol.messages import Notice, Reply
 from daemons.protocol.node import Beat, InstanceLoad, Join, JoinReply, Leave, NodeDescription
 from daemons.rpc import Channel, Loop
@@ -33,7 +34,7 @@ class MasterLink:
         on_notice: Callable[[Notice], object] | None = None,
     ) -> None:
         self.loop = loop
-        self.channel = Channel(loop, endpoint, on_notice)
+        self.channel = Channel(loop, endpoint, self._hear_notice)
         self.incarnation = Incarnation(0)
         self.is_joined = False
         self.last_contact_s = loop.clock()
@@ -41,6 +42,7 @@ class MasterLink:
         self._describe = describe
         self._load = load
         self._on_joined = on_joined
+        self._on_notice = on_notice
         self._interval_s = _RETRY_S
         self._is_leaving = False
         self._refused_why = ""
@@ -68,6 +70,14 @@ class MasterLink:
             self.channel.request(message, timeout_s=timeout_s, on_reply=on_reply)
         except McError as error:
             on_reply(error)
+
+    def _hear_notice(self, notice: Notice) -> None:
+        """The keys are the loop's: all servers and channels of this process go by them."""
+        if isinstance(notice, AllowedKeys):
+            if self.loop.identity is not None:
+                self.loop.identity.allowed.replace(notice.keys)
+        elif self._on_notice is not None:
+            self._on_notice(notice)
 
     def _join(self) -> None:
         if self._is_leaving:

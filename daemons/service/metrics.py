@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, Metric, start_http_server
 from prometheus_client.registry import Collector
 
 from daemons.config.forms import is_host_port
 from daemons.core.errors import ConfigError
+from daemons.rpc import Server
 
 
 class _Shown(Collector):
@@ -55,3 +56,11 @@ class MetricsServer:
             self._server.server_close()
             self._thread.join(timeout=2)
             self._server = None
+
+
+def count_refusals(registry: CollectorRegistry, prefix: str, server: Server) -> None:
+    """Shows what the server refused for its peers' keys."""
+    refused = Gauge(
+        f"{prefix}_refused", "Connections and messages refused for their keys", registry=registry
+    )
+    refused.set_function(lambda: server.num_refused)

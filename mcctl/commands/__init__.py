@@ -1,8 +1,10 @@
 """One noun per file; `mcctl.main` imports a file when its noun is used."""
 
+import sys
+
 import typer
 
-from daemons.core.errors import ConfigError
+from daemons.core.errors import ConfigError, Rejected
 from daemons.core.units import parse_size
 
 
@@ -32,3 +34,12 @@ def check_size(value: str) -> str:
     except ConfigError as error:
         raise typer.BadParameter(error.message) from None
     return value
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Before what cannot be undone. Raises Rejected where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Rejected(f"{question} Say --yes where nobody can be asked")
+    typer.confirm(question, abort=True, err=True)

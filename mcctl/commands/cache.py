@@ -74,7 +74,7 @@ def list_blocks(
     """
     settings = settings_of(context)
     chosen = _filter(model, tenant, older_than, hash_prefix, node)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         blocks = list(client.blocks(chosen, limit))
         if node is not None and not blocks:
             check_node(node, client.nodes())
@@ -108,7 +108,7 @@ def show(
     """
     settings = settings_of(context)
     chosen = BlockFilter(hash_prefix=hex_digits(block))
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         found = list(client.blocks(chosen, _DETAIL_LIMIT))
         if not found:
             raise NotFound(f"no block {block} in the pool")
@@ -138,7 +138,7 @@ def stat(context: typer.Context) -> None:
     Example: mcctl cache stat --output json
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = client.cache_stat()
     share = reply.num_hit_blocks / max(reply.num_lookup_blocks, 1)
     if settings.output == "json":
@@ -190,7 +190,7 @@ def locate(
     """
     settings = settings_of(context)
     wanted = Prompt(text=read_text(prompt, file), system=system, is_raw=raw, tenant=tenant)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         found = locate_prompt(client, wanted, model=model, model_path=model_path)
     columns = [
         Column("block", lambda b: str(b.index), is_number=True),
@@ -224,7 +224,7 @@ def clear(
     """
     settings = settings_of(context)
     chosen = _filter(model, tenant, older_than, hash_prefix, node)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         if not yes:
             _confirm(client, chosen)
         reply = client.clear_blocks(chosen, max(settings.wait_s, 30.0))

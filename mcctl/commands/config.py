@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from daemons.config.base import load_config
+from daemons.config.exposure import refuse_exposed
 from daemons.core.errors import McError
 from mcctl import config_text, exit_codes, render
 from mcctl.commands import new_app
@@ -31,13 +32,16 @@ def check(
         list[Path],
         typer.Argument(help="Named like the process: mc-prefill.toml, mc-prefill@gpu0.toml."),
     ],
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Of daemons that are started with it, too.")
+    ] = False,
 ) -> int:
     """Say what a daemon would say about its config. Exits with 78 when one is wrong.
 
     \b
-    Example: mcctl config check /etc/mooncake/*.toml
+    Example: mcctl config check /etc/mooncake/mc-*.toml
     """
-    checked = [_check(path) for path in files]
+    checked = [_check(path, insecure=insecure) for path in files]
     output = settings_of(context).output
     if output == "json":
         render.emit_json({"files": checked})
@@ -79,13 +83,15 @@ def show(
     render.emit(output, {"process": process, "values": values}, columns, rows)
 
 
-def _check(path: Path) -> CheckedFile:
+def _check(path: Path, *, insecure: bool) -> CheckedFile:
     process, problem = "?", ""
     try:
         process = config_text.process_of(path)
-        load_config(path, config_text.PROCESSES[process])
+        config = load_config(path, config_text.PROCESSES[process])
+        if not insecure:
+            refuse_exposed(config)
     except McError as error:
-        problem = error.message
+        problem = error.message if str(path) in error.message else f"{path}: {error.message}"
     return CheckedFile(path=str(path), process=process, problem=problem)
 
 

@@ -11,7 +11,8 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.config.common import topology_file
-from daemons.core.errors import ConfigError, Unavailable
+from daemons.core.errors import ConfigError, Rejected, Unavailable
+from daemons.protocol.address import address_of
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.doctor.cluster import check_cluster
@@ -19,7 +20,7 @@ from mcctl.doctor.configs import Loaded, check_configs, load_all
 from mcctl.doctor.finding import SEVERITIES, Finding
 from mcctl.doctor.host import Host, read_host
 from mcctl.render import Column
-from mcctl.settings import settings_of
+from mcctl.settings import Settings, settings_of
 
 app = new_app()
 
@@ -52,7 +53,7 @@ def doctor(
     if not paths:
         findings.append(_no_configs())
     if not no_cluster:
-        findings += _check_cluster(settings_of(context).master, settings_of(context).wait_s)
+        findings += _check_cluster(settings_of(context))
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     output = settings_of(context).output
     if output == "table" and not findings:
@@ -112,16 +113,16 @@ def _check_topology(loaded: Sequence[Loaded]) -> Iterator[Finding]:
         )
 
 
-def _check_cluster(master: str, timeout_s: float) -> list[Finding]:
+def _check_cluster(settings: Settings) -> list[Finding]:
     try:
-        with ClusterClient(master, timeout_s) as client:
+        with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
             return list(check_cluster(client.nodes()))
-    except Unavailable as error:
+    except (Rejected, Unavailable) as error:
         return [
             Finding(
                 severity="warning",
                 area="cluster",
-                what=master,
+                what=address_of(settings.master),
                 problem=error.message,
                 fix="start mc-master, name it with --endpoint, or leave it out: --no-cluster",
             )

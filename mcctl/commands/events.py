@@ -10,6 +10,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.client.event_feed import EventFeed, Item, Resync, SeenEvent
 from daemons.config.forms import is_endpoint
 from daemons.core.ids import short
+from daemons.protocol.address import split_key, with_key
 from daemons.protocol.block import BlockRemoved, BlockStored
 from daemons.protocol.event import BlockMoved, Event
 from daemons.protocol.node import NodeJoined, NodeLeft
@@ -73,8 +74,9 @@ def events(
         raise typer.BadParameter("--since and --last exclude each other")
     begin = None if since is None else _numbers(since)
     topics = tuple(TOPICS[name] for name in topic or ())
-    with ClusterClient(settings.master, settings.wait_s) as client:
-        feed = EventFeed(client, source or settings.events, topics)
+    where = with_key(source, split_key(settings.master)[1]) if source else settings.events
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        feed = EventFeed(client, where, topics)
         try:
             if begin is not None:
                 _show(feed.since(*begin), settings.output)

@@ -4,6 +4,7 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_duration, format_size
+from daemons.protocol.address import address_of
 from daemons.protocol.node import ListedNode
 from mcctl import render
 from mcctl.commands import new_app
@@ -26,7 +27,7 @@ def list_nodes(context: typer.Context) -> None:
     Example: mcctl node list --output json
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = client.nodes()
     columns = [
         Column("node", lambda n: n.node.node),
@@ -34,7 +35,7 @@ def list_nodes(context: typer.Context) -> None:
         Column("state", lambda n: n.state),
         Column("host", lambda n: n.node.host, extra=1),
         Column("pid", lambda n: str(n.node.pid), is_number=True, extra=2),
-        Column("endpoint", lambda n: n.node.control, extra=4),
+        Column("endpoint", lambda n: address_of(n.node.control), extra=4),
         Column("joined", lambda n: format_duration(n.joined_s), is_number=True, extra=3),
         Column("queued", lambda n: str(n.load.num_queued) if n.load else "-", is_number=True),
         Column("running", lambda n: str(n.load.num_running) if n.load else "-", is_number=True),

@@ -128,7 +128,7 @@ def list_requests(
     Example: mcctl request list --limit 100 --output json
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         requests = client.requests(limit)
     columns = [
         Column("request", lambda r: r.request_id),
@@ -157,7 +157,7 @@ def explain(
     Example: mcctl request explain 7f3a
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         request = find(client.requests(_KEPT_REQUESTS), request_id)
         roles = {listed.node.node: listed.node.role for listed in client.nodes().nodes}
     result = Explanation(request=request, candidates=weighed(request, roles))

@@ -42,7 +42,7 @@ def status(context: typer.Context) -> int:
     Example: mcctl status --endpoint tcp://10.0.0.1:7700
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         result = _result(
             client.nodes(), client.models(), client.cache_stat(), client.requests(_RECENT)
         )

@@ -39,7 +39,7 @@ def top(
     Example: mcctl top --count 1 --output json
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         frames = _frames(client, interval, count)
         if settings.output == "json":
             for shown in frames:

@@ -12,6 +12,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import ConfigError, Unavailable
 from daemons.core.ids import HostId
 from daemons.core.units import format_size
+from daemons.protocol.address import address_of
 from daemons.protocol.node import ListedNode, ListNodesReply
 from mcctl import render
 from mcctl.commands import new_app
@@ -49,7 +50,7 @@ def show(context: typer.Context) -> None:
     Example: mcctl topology show
     """
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = client.nodes()
     hosts = _by_host(reply)
     match settings.output:
@@ -145,11 +146,11 @@ def probe(
     if plot is not None:
         check_plot(plot)
     settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         nodes = [n for n in client.nodes().nodes if n.node.data is not None and n.state == "alive"]
     paths: list[ProbedPath] = []
     with render.progress(f"measuring the paths of {len(nodes)} nodes") as say:
-        for path in probe_all(nodes, from_here_only=from_here):
+        for path in probe_all(nodes, from_here_only=from_here, key_file=settings.key_file):
             paths.append(path)
             say(f"{path.source} -> {path.target}")
     warnings = [warning for path in paths for warning in path.warnings]
@@ -233,7 +234,7 @@ def _tree(reply: ListNodesReply, hosts: dict[HostId, list[ListedNode]]) -> rende
 def _add_node(host: render.Branch, node: ListedNode) -> None:
     said = node.node
     branch = host.add(
-        f"mc-{said.role} {said.node}", f"{node.state}, pid {said.pid}, {said.control}"
+        f"mc-{said.role} {said.node}", f"{node.state}, pid {said.pid}, {address_of(said.control)}"
     )
     for segment in said.segments:
         used = f"{format_size(node.used_bytes)} of {format_size(segment.capacity_bytes)} used"

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
 from daemons.config.base import Section, load_config
 from daemons.config.common import size_bytes
+from daemons.config.exposure import exposed
 from daemons.config.mc_cachenode import CachenodeConfig
 from daemons.config.secret import read_secret
 from daemons.core.errors import ConfigError, McError
@@ -161,25 +161,14 @@ def _check_secret(item: Loaded) -> Iterator[Finding]:
 
 
 def _check_exposure(item: Loaded) -> Iterator[Finding]:
-    transfer = getattr(item.config, "transfer", None)
-    if transfer is None or transfer.secret_file or "tcp" not in transfer.transports:
-        return
-    public = [host for host in (transfer.host, *transfer.more_hosts) if not _is_loopback(host)]
-    if public:
+    for found in exposed(item.config):
         yield Finding(
             severity="warning",
             area="secrets",
-            what=public[0],
-            problem=f"{item.path}: whoever reaches {', '.join(public)} can read KV blocks",
-            fix="set `transfer.secret_file` on every node and `access.secret_file` on the master",
+            what=found.address,
+            problem=f"`{found.key}` of {item.path}: without --insecure it does not start there",
+            fix=found.remedy,
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _wanted(item: Loaded) -> Iterator[Wanted]:

@@ -48,6 +48,7 @@ def test_unit_has_what_each_needs(unit: Path) -> None:
     for line in (
         f"Documentation=man:{process}(8) man:{process}.toml(5)",
         "LimitCORE=0",
+        f"LoadCredential={process}{'-%i' if '@' in unit.stem else ''}.key",
         "PartOf=mooncake.target",
         "ProtectSystem=strict",
         "Restart=on-failure",

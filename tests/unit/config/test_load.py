@@ -54,7 +54,7 @@ def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
 def test_unknown_section_names_the_known_ones(tmp_path: Path) -> None:
     text = message(write(tmp_path, "[pooll]\n"))
     assert "`pooll`" in text
-    assert "node, membership, pool, access, conductor, log" in text
+    assert "node, membership, pool, access, conductor, security, log" in text
 
 
 @pytest.mark.parametrize(

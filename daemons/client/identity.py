@@ -1,0 +1,25 @@
+"""An operator's own key, for tools that talk to a cluster with keys."""
+
+from pathlib import Path
+
+from daemons.config.key_files import KeyFile, read_key_file
+from daemons.core.errors import ConfigError
+from daemons.core.ids import NodeId, PublicKey
+from daemons.protocol.key import KeyRole
+from daemons.rpc import Identity, KeyPair
+
+
+def open_client_identity(key_file: Path | None) -> Identity | None:
+    """None without a file. Raises ConfigError."""
+    if key_file is None:
+        return None
+    found = read_key_file(key_file)
+    if not found.secret:
+        raise ConfigError(f"{key_file} has no secret; take NAME.key, not NAME.pub")
+    return Identity(KeyPair.of(bytes.fromhex(found.secret)))
+
+
+def new_key(node: NodeId, role: KeyRole) -> KeyFile:
+    """A pair that nobody has had."""
+    pair = KeyPair.generate()
+    return KeyFile(node=node, role=role, public=PublicKey(pair.public), secret=pair.secret.hex())

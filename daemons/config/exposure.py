@@ -1,0 +1,46 @@
+"""Addresses that other hosts reach, where nothing proves who calls: a daemon does not listen there unless told so."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from daemons.config.base import Section
+from daemons.core.errors import ConfigError
+from daemons.protocol.address import is_loopback
+
+_KEYS = "mcctl keys generate makes a key for `security.key_file`"
+_SECRET = "openssl rand -hex 32 makes a secret for `transfer.secret_file`"
+_UNLESS = "or start it with --insecure, where everyone who reaches the address may do everything"
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """One of them: the key it stands at, and what would make it safe."""
+
+    key: str
+    address: str
+    remedy: str
+
+
+def refuse_exposed(config: Section) -> None:
+    """Raises ConfigError for the first such address."""
+    for found in exposed(config):
+        raise ConfigError(
+            f"`{found.key}`: other hosts reach {found.address}, and nothing proves who they are: "
+            f"{found.remedy}, {_UNLESS}"
+        )
+
+
+def exposed(config: Section) -> Iterator[Exposed]:
+    """All of them. Those of HTTP are not: tenants are its business."""
+    security = getattr(config, "security", None)
+    if security is not None and not security.key_file:
+        for key in ("listen", "events"):
+            address = getattr(getattr(config, "node", None), key, "")
+            if address and not is_loopback(address):
+                yield Exposed(f"node.{key}", address, _KEYS)
+    transfer = getattr(config, "transfer", None)
+    has_port = transfer is not None and {"tcp", "rdma"} & set(transfer.transports)
+    if transfer is not None and has_port and not transfer.secret_file:
+        for address in (transfer.host, *transfer.more_hosts):
+            if not is_loopback(address):
+                yield Exposed("transfer.host", address, _SECRET)

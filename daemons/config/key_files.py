@@ -1,0 +1,147 @@
+"""Files of `mcctl keys`: a node's own key pair, and the list of those that may connect. TOML, replaced as a whole.
+
+The list is the master's; it tells the nodes. Whoever writes one holds the lock beside it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from daemons.config.base import Section, load_config
+from daemons.core.errors import ConfigError, Exhausted
+from daemons.core.ids import NodeId, PublicKey
+from daemons.protocol.key import AllowedKey, KeyRole
+
+Hex32 = Annotated[str, msgspec.Meta(extra={"form": "key"})]
+NodeName = Annotated[str, msgspec.Meta(extra={"form": "name"})]
+
+_MAX_BYTES: Final = 8 << 20
+
+
+class KeyFile(Section, frozen=True, kw_only=True):
+    """One key pair. Only its owner may read it. Of a `.pub` file: without the secret."""
+
+    node: NodeName
+    role: KeyRole
+    public: Hex32
+    secret: Annotated[str, msgspec.Meta(extra={"form": "key_or_empty"})] = ""
+
+
+class ListedKey(Section, frozen=True, kw_only=True):
+    """A line of the list. `revoked` is when, and empty for a key that is let in."""
+
+    node: NodeName
+    role: KeyRole
+    public: Hex32
+    added: str = ""
+    revoked: str = ""
+
+
+class KeyList(Section, frozen=True, kw_only=True):
+    """authorized.toml"""
+
+    key: list[ListedKey] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [key.public for key in self.key]
+        if len(set(names)) < len(names):
+            raise ValueError("a public key stands in it twice; each is one node's")
+
+    def allowed(self) -> list[AllowedKey]:
+        return [
+            AllowedKey(public=PublicKey(key.public), node=NodeId(key.node), role=key.role)
+            for key in self.key
+            if not key.revoked
+        ]
+
+
+def read_key_file(path: Path) -> KeyFile:
+    """Raises ConfigError, also for a secret that others may read."""
+    found = load_config(path, KeyFile)
+    if found.secret and path.stat().st_mode & 0o007:
+        raise ConfigError(f"{path} holds a secret key and is open to everyone; chmod 600 it")
+    return found
+
+
+def read_key_list(path: Path, *, may_be_missing: bool = False) -> KeyList:
+    """Raises ConfigError."""
+    if may_be_missing and not path.exists():
+        return KeyList()
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+            raise ConfigError(f"{path} is no file of at most {_MAX_BYTES} bytes")
+    return load_config(path, KeyList)
+
+
+def key_text(key: KeyFile) -> str:
+    head = "secret: who has it is this node" if key.secret else "public"
+    lines = [f"# {head}; written by mcctl keys"]
+    fields = ("node", "role", "public", "secret") if key.secret else ("node", "role", "public")
+    return (
+        "\n".join(lines + [f"{name} = {json.dumps(getattr(key, name))}" for name in fields]) + "\n"
+    )
+
+
+def key_list_text(keys: KeyList) -> str:
+    text = "# Who may connect, and as what; written by mcctl keys. The master reads it again when it changes.\n"
+    return text + tables_text("key", keys.key)
+
+
+def tables_text(name: str, rows: list[msgspec.Struct] | list[ListedKey]) -> str:
+    """[[name]] tables of flat values: JSON's texts, numbers, booleans and lists of texts are TOML's too."""
+    lines: list[str] = []
+    for row in rows:
+        lines += ["", f"[[{name}]]"]
+        values = {field: getattr(row, field) for field in row.__struct_fields__}
+        lines += [
+            f"{field} = {json.dumps(value)}" for field, value in values.items() if value != ""
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Whole or not at all, with the owner of what was there before. Raises ConfigError."""
+    try:
+        before = path.stat() if path.exists() else None
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode) if before else mode)
+                if before is not None and os.geteuid() == 0:
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Around reading `path` and writing it again. Raises Exhausted while another holds it, ConfigError if it cannot."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write beside {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise Exhausted(f"another process is changing {path}; try again") from None
+    finally:
+        os.close(descriptor)

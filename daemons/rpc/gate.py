@@ -1,0 +1,83 @@
+"""Decides about each message of a server with keys, by the key its connection proved: the list as it is now, not as
+it was at the handshake, so a key that is revoked is cut off between two messages.
+
+Refusals are counted all, and logged up to a bound: whoever knocks must not fill the disk.
+"""
+
+import logging
+from collections import OrderedDict
+from typing import Final
+
+from daemons.core.clock import Clock
+from daemons.core.ids import short
+from daemons.protocol.access import refusal
+from daemons.protocol.base import Message
+from daemons.protocol.key import AllowedKey
+from daemons.rpc.keys import AllowedList
+
+log = logging.getLogger(__name__)
+
+_MAX_PEERS: Final = 65_536
+_MAX_LINES: Final = 20
+_WINDOW_S: Final = 10.0
+
+
+class RefusalLog:
+    """At most so many lines in a time, then how many were left out."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.num_refused = 0
+        self._clock = clock
+        self._window_began_s = clock()
+        self._num_lines = 0
+
+    def add(self, text: str, *arguments: object) -> None:
+        self.num_refused += 1
+        now_s = self._clock()
+        if now_s - self._window_began_s >= _WINDOW_S:
+            if self._num_lines > _MAX_LINES:
+                log.warning("refused more, not logged count=%d", self._num_lines - _MAX_LINES)
+            self._window_began_s, self._num_lines = now_s, 0
+        self._num_lines += 1
+        if self._num_lines <= _MAX_LINES:
+            log.warning(text, *arguments)
+
+
+class Gate:
+    """Loop thread only."""
+
+    def __init__(self, allowed: AllowedList, refusals: RefusalLog) -> None:
+        self._allowed = allowed
+        self._refusals = refusals
+        self._keys: OrderedDict[bytes, str] = OrderedDict()
+        """By connection; the longest silent ones are forgotten, and get nothing more."""
+
+    def meet(self, peer: bytes, key: str) -> AllowedKey | None:
+        """Whose message this is; None for a key that is not on the list any more."""
+        self._keys[peer] = key
+        self._keys.move_to_end(peer)
+        if len(self._keys) > _MAX_PEERS:
+            self._keys.popitem(last=False)
+        found = self._allowed.find(key)
+        if found is None:
+            was = self._allowed.revoked(key)
+            name = was.node if was is not None else "unknown"
+            self._refusals.add("refused node=%s key=%s why='not authorized'", name, short(key))
+        return found
+
+    def may_hear(self, peer: bytes) -> bool:
+        """Whether this connection may be sent anything."""
+        return self._allowed.find(self._keys.get(peer, "")) is not None
+
+    def refusal(self, message: Message, owner: AllowedKey) -> str | None:
+        why = refusal(message, owner)
+        if why is not None:
+            self._refusals.add(
+                "refused node=%s role=%s op=%s key=%s why=%r",
+                owner.node,
+                owner.role,
+                type(message).__name__,
+                short(owner.public),
+                why,
+            )
+        return why

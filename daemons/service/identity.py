@@ -1,0 +1,50 @@
+"""A daemon's own keys from its config, and the list of others that it has from the master."""
+
+import os
+from pathlib import Path
+
+from daemons.config.common import SecuritySection
+from daemons.config.key_files import read_key_file
+from daemons.core.errors import ConfigError
+from daemons.core.ids import NodeId, PublicKey
+from daemons.protocol.address import with_key
+from daemons.protocol.key import KeyRole
+from daemons.rpc import Identity, KeyPair
+
+
+def open_identity(key_file: str, *, node: NodeId, role: KeyRole) -> Identity | None:
+    """None without a file. Raises ConfigError for one that cannot be read, or is another node's."""
+    if not key_file:
+        return None
+    found = read_key_file(_where(key_file))
+    if (found.node, found.role) != (node, role):
+        raise ConfigError(
+            f"`security.key_file`: {key_file} is the key of {found.role} {found.node}, this is {role} {node}; "
+            "put right `node.id`, or take the key that mcctl keys generate made for it"
+        )
+    if not found.secret:
+        raise ConfigError(
+            f"`security.key_file`: {key_file} has no secret; take NODE.key, not NODE.pub"
+        )
+    pair = KeyPair.of(bytes.fromhex(found.secret))
+    if pair.public != found.public:
+        raise ConfigError(f"`security.key_file`: in {key_file} the two keys are no pair")
+    return Identity(pair)
+
+
+def master_endpoint(endpoint: str, security: SecuritySection) -> str:
+    """With the key by which a node knows its master."""
+    return with_key(endpoint, PublicKey(security.master_key) if security.master_key else None)
+
+
+def _where(key_file: str) -> Path:
+    """Raises ConfigError for a credential where the unit has none."""
+    if "/" in key_file:
+        return Path(key_file)
+    directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    if not directory:
+        raise ConfigError(
+            f"`security.key_file`: {key_file} names a credential, but there is no $CREDENTIALS_DIRECTORY; "
+            "start the unit, or write a path"
+        )
+    return Path(directory) / key_file

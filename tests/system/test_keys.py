@@ -1,0 +1,230 @@
+"""Two hosts and real daemons with keys: who is let in, who is not, and what a key that is revoked can still do."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.hosts import Hosts, hosts_with, why_no_hosts
+
+from daemons.config.key_files import read_key_file
+from mcctl.main import main
+
+MASTER = "tcp://10.251.0.1:7700"
+NODES = {
+    "master": "master",
+    "near": "cachenode",
+    "far": "cachenode",
+    "op": "admin",
+    "gw": "gateway",
+}
+GREETING_BYTES = 64
+"""Of ZMTP: a version and the name of the mechanism."""
+
+
+class Cluster:
+    """A master and the cache node `near` on host a, the cache node `far` on host b."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts = hosts
+        self.folder = folder
+        for node, role in NODES.items():
+            self.keys("generate", node, "--role", role, "--authorize")
+        self.keys("generate", "stranger", "--role", "admin")
+        self.master_key = self.public("master")
+        self.master_log = self.start_master()
+        self.start_node("near")
+        self.far_log = self.start_node("far")
+
+    def keys(self, *words: str) -> None:
+        assert main(["keys", *words, "--directory", str(self.folder), "--output", "plain"]) == 0
+
+    def key(self, node: str) -> str:
+        return str(self.folder / "keys" / f"{node}.key")
+
+    def public(self, node: str) -> str:
+        return read_key_file(self.folder / "keys" / f"{node}.pub").public
+
+    def python(self, code: str) -> str:
+        """What it prints, on host b."""
+        process = self.hosts.start(self.hosts.b, code, option="-c")
+        out, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        return out
+
+    def start(self, host: str, module: str, *values: str) -> Path:
+        """Its log."""
+        log = self.folder / f"{len(self.hosts.processes)}.log"
+        words = [word for value in values for word in ("--set", value)]
+        self.hosts.start(host, module, *words, log=log)
+        return log
+
+    def start_master(self) -> Path:
+        return self.start(
+            self.hosts.a,
+            "daemons.mc_master",
+            f"node.listen={MASTER}",
+            "node.events=tcp://10.251.0.1:7701",
+            "node.metrics=10.251.0.1:9700",
+            f"node.state_dir={self.folder}",
+            f"security.key_file={self.key('master')}",
+            f"security.authorized_file={self.folder / 'authorized.toml'}",
+        )
+
+    def start_node(self, name: str) -> Path:
+        here = "10.251.0.1" if name == "near" else "10.251.0.2"
+        secret = self.folder / "secret"
+        secret.write_text("0123456789abcdef0123456789abcdef")
+        secret.chmod(0o600)
+        return self.start(
+            self.hosts.a if name == "near" else self.hosts.b,
+            "daemons.mc_cachenode",
+            f"node.id={name}",
+            f"node.listen=tcp://{here}:7710",
+            "node.metrics=",
+            f"master.endpoint={MASTER}",
+            f"transfer.host={here}",
+            f"transfer.unix_dir={self.folder}",
+            f"segment.directory={self.folder}",
+            "segment.size=8MiB",
+            f"security.key_file={self.key(name)}",
+            f"security.master_key={self.master_key}",
+            f"transfer.secret_file={secret}",
+        )
+
+    def mcctl(self, key: str, *words: str, host: str = "") -> subprocess.CompletedProcess[str]:
+        """As the owner of this key, or with no key at all."""
+        shown = ["--key-file", self.key(key), "--master-key", self.master_key] if key else []
+        process = self.hosts.start(
+            host or self.hosts.b, "mcctl", *words, "--endpoint", MASTER, "-o", "json", *shown
+        )
+        out, errors = process.communicate(timeout=30)
+        return subprocess.CompletedProcess([], process.returncode, out, errors)
+
+    def nodes(self) -> dict[str, Any]:
+        done = self.mcctl("op", "node", "list")
+        if done.returncode:
+            return {}
+        return {node["node"]["node"]: node for node in json.loads(done.stdout)["nodes"]}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    with hosts_with(1) as hosts:
+        made = Cluster(hosts, tmp_path_factory.mktemp("keys"))
+        wait_for(lambda: set(made.nodes()) == {"near", "far"})
+        yield made
+
+
+def wait_for(is_true: Callable[[], bool], timeout_s: float = 30) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def log_of(cluster: Cluster) -> str:
+    return cluster.master_log.read_text()
+
+
+def test_an_admin_on_another_host_asks_master_and_nodes(cluster: Cluster) -> None:
+    done = cluster.mcctl("op", "topology", "probe", "--from-here")
+    assert done.returncode == 0, done.stderr
+    assert {path["target"] for path in json.loads(done.stdout)["paths"]} == {"near", "far"}
+
+
+@pytest.mark.parametrize("key", ["", "stranger"])
+def test_a_host_without_a_good_key_learns_nothing(cluster: Cluster, key: str) -> None:
+    before = log_of(cluster).count("refused")
+    done = cluster.mcctl(key, "node", "list")
+    assert done.returncode in (5, 7)
+    assert "key" in done.stderr
+    assert "near" not in done.stdout + done.stderr
+    wait_for(lambda: log_of(cluster).count("refused") > before)
+
+
+def test_a_peer_that_speaks_without_keys_gets_a_greeting_and_no_more(cluster: Cluster) -> None:
+    """A whole handshake and a request, as they would be without keys."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    code = (
+        "import socket,sys\n"
+        "s=socket.create_connection(('10.251.0.1',7700),5); s.settimeout(3); got=b''\n"
+        f"s.sendall({greeting + ready!r})\n"
+        "try:\n"
+        "  while (piece:=s.recv(4096)): got+=piece\n"
+        "except OSError: pass\n"
+        "sys.stdout.write(got.hex())\n"
+    )
+    got = bytes.fromhex(cluster.python(code))
+    assert len(got) <= GREETING_BYTES
+    assert not got or b"CURVE" in got
+
+
+def test_a_gateways_key_cannot_clear_and_a_cache_nodes_key_cannot_look(cluster: Cluster) -> None:
+    done = cluster.mcctl("gw", "cache", "clear", "--yes")
+    assert done.returncode == 5
+    assert "is for: admin" in done.stderr
+    done = cluster.mcctl("near", "node", "list")
+    assert done.returncode == 5
+    wait_for(lambda: "node=gw role=gateway op=ClearBlocks" in log_of(cluster))
+
+
+def test_a_node_without_keys_does_not_listen_for_other_hosts(cluster: Cluster) -> None:
+    words = ["daemons.mc_cachenode", "--set", "node.listen=tcp://10.251.0.2:7711"]
+    process = cluster.hosts.start(cluster.hosts.b, *words)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 78
+    assert "mcctl keys generate" in errors
+
+
+def test_metrics_count_what_was_refused(cluster: Cluster) -> None:
+    cluster.mcctl("stranger", "node", "list")
+    code = "import urllib.request as u;print(u.urlopen('http://10.251.0.1:9700').read().decode())"
+    (line,) = (
+        row for row in cluster.python(code).splitlines() if row.startswith("mc_master_refused ")
+    )
+    assert float(line.split()[1]) > 0
+
+
+def test_a_revoked_node_is_out_at_once_and_stays_out(cluster: Cluster) -> None:
+    assert "far" in cluster.nodes()
+    cluster.keys("revoke", "far", "--yes")
+    wait_for(lambda: "node=far why='its key was revoked'" in log_of(cluster), 5)
+    assert set(cluster.nodes()) == {"near"}
+    wait_for(lambda: "is not authorized any more" in cluster.far_log.read_text(), 10)
+    cluster.keys("revoke", "op", "--yes")
+    wait_for(lambda: cluster.mcctl("op", "node", "list").returncode == 5, 10)
+    cluster.keys("authorize", str(cluster.folder / "keys" / "op.pub"))
+    cluster.keys("authorize", str(cluster.folder / "keys" / "far.pub"))
+    wait_for(lambda: set(cluster.nodes()) == {"near", "far"})
+
+
+def test_nodes_refuse_a_revoked_key_too(cluster: Cluster) -> None:
+    """The node is asked directly, at an address that was learned before."""
+    asks = (
+        "from pathlib import Path\n"
+        "from daemons.client.identity import open_client_identity\n"
+        "from daemons.client.probe import ask_probe\n"
+        "from daemons.core.errors import McError\n"
+        f"me = open_client_identity(Path({cluster.key('op')!r}))\n"
+        "try:\n"
+        f"  ask_probe('tcp://10.251.0.1:7710#{cluster.public('near')}', identity=me)\n"
+        "  print('served')\n"
+        "except McError as error: print(type(error).__name__)\n"
+    )
+
+    def ask() -> str:
+        return cluster.python(asks).strip()
+
+    assert ask() == "served"
+    cluster.keys("revoke", "op", "--yes")
+    wait_for(lambda: ask() == "Rejected", 10)
+    cluster.keys("authorize", str(cluster.folder / "keys" / "op.pub"))
+    wait_for(lambda: ask() == "served", 10)
