@@ -61,6 +61,11 @@ class PoolSection(Section, frozen=True, kw_only=True):
     """How long a match keeps blocks from eviction."""
     eviction: Eviction = "lru"
     """Which blocks go first: least recently used, least frequently used of late, or that with long ends before."""
+    orphan_s: Seconds = 60.0
+    """Chunks of an object that was never finished, or is gone, are freed after so long."""
+    rebuild_s: Seconds = 30.0
+    """After a restart an object that was not announced yet counts as missing once all known nodes have announced, at
+    the latest after so long; until then asking for it gives `unavailable`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

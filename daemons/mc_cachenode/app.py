@@ -129,6 +129,7 @@ class CachenodeApp:
                 may_evict=self._may_evict,
                 staging=self._staging,
                 ssd=self._ssd,
+                locate=self._locate,
             )
         )
         self._link = MasterLink(

@@ -10,14 +10,24 @@ from daemons.core.errors import Exhausted, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.pull import PullOutcome, PullTask, is_intact, pull, refusal
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
+from daemons.mc_cachenode.pull import (
+    PullOutcome,
+    PullTask,
+    is_intact,
+    payload_bytes,
+    pull,
+    refusal,
+)
+from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable, wall_ms
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.mc_cachenode.ssd_blocks import SsdBlocks
 from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
     BadReplica,
+    BlockLocation,
+    DeadName,
+    ForgetNames,
     FreeBlocks,
     Put,
     PutBlock,
@@ -55,6 +65,7 @@ class _PutSession:
     put_id: PutId
     calls: list[Call]
     results: list[PutStatus]
+    wants_locations: bool = False
     num_left: int = 0
     why: str = ""
     retry_after_ms: int | None = None
@@ -77,6 +88,8 @@ class Parts:
     """Whether this node chooses victims itself: it has been without a master for too long."""
     staging: Staging
     ssd: SsdBlocks | None
+    locate: Callable[[Replica], BlockLocation]
+    """Where a block that is sealed here can be read."""
 
 
 class CachenodeHandlers:
@@ -122,7 +135,9 @@ class CachenodeHandlers:
                 if self._parts.ssd is not None and notice.to == "ssd":
                     self._parts.ssd.write_down.ask(notice.hashes, evict=notice.evict)
             case RememberClear():
-                self._parts.replicas.remember_clear(notice.filter, wall_ms())
+                self._parts.replicas.remember_clear(notice.filter, wall_ms() - notice.age_ms)
+            case ForgetNames():
+                self._forget(notice.names)
             case BadReplica():
                 self._verify(notice)
             case HoldPins():
@@ -159,6 +174,26 @@ class CachenodeHandlers:
         if self._parts.ssd is not None:
             self._parts.ssd.delete(hashes)
 
+    def _forget(self, names: Sequence[DeadName]) -> None:
+        """Logged before the master hears of it: from then on these versions are not to come back."""
+        replicas, now_ms = self._parts.replicas, wall_ms()
+        logged = [
+            dead
+            for dead in names
+            if replicas.remember_dead(dead.key, dead.version, now_ms - dead.age_ms)
+        ]
+        for dead in names:
+            if replicas.free_dead(dead.key, dead.version):
+                self._parts.metrics.freed_blocks.labels("deleted").inc()
+                self._parts.reporter.freed(dead.key)
+            staged = replicas.get(dead.key)
+            if staged is not None and staged.version <= dead.version:
+                self._parts.staging.drop(dead.key)
+            if self._parts.ssd is not None:
+                self._parts.ssd.delete_dead(dead.key, dead.version)
+        replicas.flush()
+        self._parts.reporter.dead(logged)
+
     # Put.
 
     def _put(self, call: Call, message: Put) -> None:
@@ -172,7 +207,9 @@ class CachenodeHandlers:
             return
         if self.is_draining:
             raise Unavailable("this node is draining; put elsewhere")
-        session = _PutSession(message.put_id, [call], ["failed"] * len(message.blocks))
+        session = _PutSession(
+            message.put_id, [call], ["failed"] * len(message.blocks), message.wants_locations
+        )
         self._sessions[message.put_id] = session
         tasks = []
         for index, block in enumerate(message.blocks):
@@ -182,6 +219,8 @@ class CachenodeHandlers:
                 tasks.append(PullTask(block, begun))
             else:
                 session.results[index] = begun
+                if begun == "already_sealed":
+                    session.indexes[block.meta.hash] = index
         session.num_left = len(tasks)
         self._submit(session, tasks)
         self._end_if_done(session)
@@ -192,6 +231,9 @@ class CachenodeHandlers:
         if why is not None:
             session.why = f"block {short(block.meta.hash)} is malformed: {why}"
             return "failed"
+        if block.version and self._parts.replicas.is_dead(block.meta.hash, block.version):
+            session.why = f"version {block.version} was deleted or replaced meanwhile"
+            return "conflict"
         existing = self._parts.replicas.get(block.meta.hash)
         if existing is not None:
             status = self._compare(block, existing)
@@ -213,19 +255,26 @@ class CachenodeHandlers:
 
     def _allocate(self, block: PutBlock) -> Replica:
         """Raises Exhausted when nothing is free and no victim is ours to choose."""
-        replicas, length = self._parts.replicas, block.source.ranges.length
+        replicas, length = self._parts.replicas, payload_bytes(block)
+        version = block.version or VERSION
         try:
-            return replicas.begin(block.meta, length, block.num_layers)
+            return replicas.begin(block.meta, length, block.num_layers, version=version)
         except Exhausted:
             if not self._parts.may_evict():
                 raise
         for freed in replicas.make_room(length, block.num_layers):
             self._parts.reporter.freed(freed)
             self._parts.metrics.freed_blocks.labels("own").inc()
-        return replicas.begin(block.meta, length, block.num_layers)
+        return replicas.begin(block.meta, length, block.num_layers, version=version)
 
     def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:
-        """None: what was here is damaged and gone, put it again."""
+        """None: what was here is damaged and gone, put it again; or it is an older version."""
+        if block.version:
+            if existing.state == "writing":
+                return "being_written"
+            if existing.version < block.version:
+                return None
+            return "already_sealed" if existing.version == block.version else "conflict"
         if existing.length != block.source.ranges.length:
             return "conflict"
         if existing.state == "writing":
@@ -286,9 +335,15 @@ class CachenodeHandlers:
                 parts.replicas.abandon(replica)
                 session.results[index] = "failed"
                 session.why = outcome.why
+            elif parts.replicas.is_dead(replica.meta.hash, replica.version):
+                parts.replicas.abandon(replica)
+                session.results[index] = "conflict"
+                session.why = "it was deleted or replaced while it was put"
             else:
                 parts.replicas.seal(replica, outcome.seal_checksum)
                 if parts.ssd is not None:
+                    if replica.meta.name:
+                        parts.ssd.delete_dead(replica.meta.hash, replica.version - 1)
                     parts.ssd.write_down.on_sealed(replica)
                 parts.reporter.sealed(replica.meta.hash)
                 parts.metrics.pulled_bytes.inc(replica.length)
@@ -300,7 +355,10 @@ class CachenodeHandlers:
         if session.num_left:
             return
         reply = PutReply(
-            results=session.results, why=session.why, retry_after_ms=session.retry_after_ms
+            results=session.results,
+            why=session.why,
+            retry_after_ms=session.retry_after_ms,
+            locations=self._locations(session) if session.wants_locations else [],
         )
         del self._sessions[session.put_id]
         self._parts.replicas.flush()
@@ -318,10 +376,16 @@ class CachenodeHandlers:
         for call in session.calls:
             call.reply(reply)
 
+    def _locations(self, session: _PutSession) -> list[BlockLocation]:
+        found = (self._parts.replicas.get(block_hash) for block_hash in session.indexes)
+        return [self._parts.locate(r) for r in found if r is not None and r.state == "sealed"]
+
     # A reader's complaint.
 
     def _verify(self, notice: BadReplica) -> None:
         replica = self._parts.replicas.get(notice.hash)
+        if replica is None:
+            self._parts.reporter.freed(notice.hash)  # the master believes that it is here
         if replica is None or replica.state != "sealed":
             self._parts.staging.drop(notice.hash)
             return

@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from daemons.core.errors import McError
 from daemons.core.ids import short
 from daemons.core.units import MIB
-from daemons.mc_cachenode.replicas import VERSION, Replica
+from daemons.mc_cachenode.replicas import Replica
 from daemons.protocol.block import PutBlock
+from daemons.protocol.name_hash import MAX_NAME_BYTES, name_key
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import Strided
 from daemons.store.seal import (
     MAX_LAYERS,
     BadSeal,
     Trailer,
-    layer_checksums,
+    is_shape,
     parse_trailer,
+    payload_checksums,
     seal,
 )
 from daemons.store.segment import Segment
-from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine
+from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine, contiguous
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ _GROUP_BYTES = MIB
 
 _MAX_NUMBER = 1 << 31
 _MAX_NAME = 256
+_MAX_TAIL = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,34 @@ def refusal(block: PutBlock) -> str | None:
         return f"a name is longer than {_MAX_NAME}"
     if not 0 < block.num_layers <= MAX_LAYERS:
         return f"{block.num_layers} layers"
+    if block.piece_bytes or block.version or meta.name:
+        return _object_refusal(block)
     if ranges.num_rows != 2 * block.num_layers or ranges.row_bytes <= 0:
         return f"{ranges.num_rows} rows of {ranges.row_bytes} bytes for {block.num_layers} layers"
     if block.checksums is not None and len(block.checksums) != block.num_layers:
         return f"{len(block.checksums)} checksums for {block.num_layers} layers"
+    return None
+
+
+def payload_bytes(block: PutBlock) -> int:
+    """Of the block once it is here."""
+    return block.source.ranges.length + len(block.tail)
+
+
+def _object_refusal(block: PutBlock) -> str | None:
+    meta, ranges = block.meta, block.source.ranges
+    if not 0 < block.version < 1 << 64 or not 0 <= meta.value_bytes < 1 << 62:
+        return f"version {block.version} or a value of {meta.value_bytes} bytes is out of range"
+    if len(meta.name) > MAX_NAME_BYTES:
+        return f"a name of {len(meta.name)} bytes; {MAX_NAME_BYTES} are the most"
+    if meta.name and meta.hash != name_key(meta.namespace, meta.name):
+        return "its key is not that of its name"
+    if ranges.row_bytes < 0 or ranges.num_rows != 1 or len(block.tail) > _MAX_TAIL:
+        return f"{ranges.num_rows} rows of {ranges.row_bytes} bytes and {len(block.tail)} behind"
+    length = payload_bytes(block)
+    is_piece = 0 < block.piece_bytes < _MAX_NUMBER
+    if not is_piece or not is_shape(length, block.num_layers, block.piece_bytes):
+        return f"{length} bytes are not {block.num_layers} pieces of {block.piece_bytes}"
     return None
 
 
@@ -89,6 +116,64 @@ def pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: fl
 
 def _pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float) -> int:
     block, replica = task.block, task.replica
+    if block.piece_bytes:
+        checksums = _pull_pieces(engine, segment, task, timeout_s)
+    else:
+        checksums = _pull_layers(engine, segment, task, timeout_s)
+    if block.checksums is not None and block.checksums != checksums:
+        raise BadSeal("the bytes are not those the source announced by its checksums")
+    packed, seal_checksum = seal(
+        Trailer(
+            block.meta.hash, replica.version, replica.length, tuple(checksums), block.piece_bytes
+        )
+    )
+    start = replica.offset + replica.length
+    segment.view[start : start + len(packed)] = packed
+    return seal_checksum
+
+
+def _pull_pieces(
+    engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float
+) -> list[int]:
+    """An object's bytes, then its tail, which came with the message."""
+    block, replica = task.block, task.replica
+    source, piece = block.source.ranges, block.piece_bytes
+    end = replica.offset + source.length
+    segment.view[end : end + len(block.tail)] = block.tail
+    payload = segment.view[replica.offset : replica.offset + replica.length]
+    checksums: list[int] = []
+
+    def hash_piece(index: int) -> None:
+        checksums.extend(payload_checksums(payload[index * piece : (index + 1) * piece], 1, piece))
+
+    starts = range(0, source.length, piece)
+    reads = [
+        Read.into(
+            contiguous(source.offset + start, min(piece, source.length - start)),
+            segment.array,
+            replica.offset + start,
+        )
+        for start in starts
+    ]
+    if reads:
+        engine.run(
+            ReadBatch(
+                region=block.source.region,
+                reads=reads,
+                generation=block.source.generation,
+                timeout_s=timeout_s,
+                on_read=hash_piece,
+            )
+        )
+    for index in range(len(reads), block.num_layers):
+        hash_piece(index)
+    return checksums
+
+
+def _pull_layers(
+    engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float
+) -> list[int]:
+    block, replica = task.block, task.replica
     groups = _groups(block)
     checksums: list[int] = []
 
@@ -97,7 +182,7 @@ def _pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: f
         row_bytes = block.source.ranges.row_bytes
         start = replica.offset + 2 * first * row_bytes
         end = replica.offset + 2 * last * row_bytes
-        checksums.extend(layer_checksums(segment.view[start:end], last - first))
+        checksums.extend(payload_checksums(segment.view[start:end], last - first))
 
     engine.run(
         ReadBatch(
@@ -108,14 +193,7 @@ def _pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: f
             on_read=hash_group,
         )
     )
-    if block.checksums is not None and block.checksums != checksums:
-        raise BadSeal("the bytes are not those the source announced by its checksums")
-    packed, seal_checksum = seal(
-        Trailer(block.meta.hash, VERSION, replica.length, tuple(checksums))
-    )
-    start = replica.offset + replica.length
-    segment.view[start : start + len(packed)] = packed
-    return seal_checksum
+    return checksums
 
 
 def is_intact(segment: Segment, replica: Replica) -> bool:
@@ -127,7 +205,8 @@ def is_intact(segment: Segment, replica: Replica) -> bool:
         trailer = parse_trailer(packed, replica.seal_checksum, replica.meta.hash)
     except BadSeal:
         return False
-    return list(trailer.checksums) == layer_checksums(payload, replica.num_layers)
+    found = payload_checksums(payload, replica.num_layers, trailer.piece_bytes)
+    return list(trailer.checksums) == found
 
 
 def _groups(block: PutBlock) -> list[tuple[int, int]]:

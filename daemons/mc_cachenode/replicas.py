@@ -16,15 +16,26 @@ from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.core.units import format_size
 from daemons.mc_cachenode.pins import NodePins
-from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock, Tier, Tombstone
-from daemons.store.index_format import ClearedRecord, SealedRecord
+from daemons.protocol.block import (
+    BlockFilter,
+    BlockMeta,
+    DeadName,
+    SealedBlock,
+    Tier,
+    Tombstone,
+)
+from daemons.store.index_format import ClearedRecord, DeadRecord, SealedRecord
 from daemons.store.index_log import IndexLog
+from daemons.store.names import DeadNames
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
 from daemons.store.segment import Segment
 from daemons.store.tombstones import Tombstones
 
 VERSION = 1
 """Of a content-hashed block: its bytes never change, so neither does this."""
+
+_VOID_BYTES = 8
+"""Of a trailer: without its magic no reader takes it."""
 
 _MAX_SCANNED = 10_000
 """Oldest blocks looked at for one of the right size class."""
@@ -81,6 +92,9 @@ class ReplicaTable:
         self._index: IndexLog | None = None
         self._tombstones = Tombstones()
         self.pins = NodePins()
+        self._dead = DeadNames()
+        self._replaced: dict[BlockHash, Replica] = {}
+        """The sealed version of an object whose next one is being written; it is read until that is sealed."""
 
     def restore(self, records: Sequence[SealedRecord]) -> int:
         """Take over what an earlier process sealed in this segment; how many of the records were not true.
@@ -125,6 +139,37 @@ class ReplicaTable:
             self._index.add_cleared(ClearedRecord(wanted, at_ms))
             self._index.flush()
 
+    def remember_dead(self, key: BlockHash, version: int, at_ms: int) -> bool:
+        """Logged, but not flushed; False when it was known. What is here of it is `free_dead`'s to free."""
+        if not self._dead.add(key, version, at_ms / 1000):
+            return False
+        if self._index is not None:
+            self._index.add_dead(DeadRecord(key, version, at_ms))
+        return True
+
+    def free_dead(self, key: BlockHash, version: int) -> bool:
+        """Free this version or an older one; one being written is refused when it is to be sealed."""
+        old = self._replaced.get(key)
+        if old is not None and old.version <= version:
+            del self._replaced[key]
+            self._drop(old)
+        replica = self._replicas.get(key)
+        return replica is not None and replica.version <= version and self.free(key)
+
+    def is_dead(self, key: BlockHash, version: int) -> bool:
+        return version <= self._dead.version_of(key)
+
+    def dead_names(self) -> list[DeadName]:
+        now_ms = wall_ms()
+        return [
+            DeadName(key=r.key, version=r.version, age_ms=max(0, now_ms - r.at_ms))
+            for r in self.dead()
+        ]
+
+    def dead(self) -> list[DeadRecord]:
+        self._dead.expire(wall_ms() / 1000)
+        return [DeadRecord(key, version, round(at_s * 1000)) for key, version, at_s in self._dead]
+
     def tombstones(self) -> list[Tombstone]:
         now_ms = wall_ms()
         return [
@@ -140,20 +185,23 @@ class ReplicaTable:
         return [replica.meta.hash for replica in self.sealed()]
 
     def record_of(self, block_hash: BlockHash) -> SealedRecord | None:
-        replica = self._replicas.get(block_hash)
-        if replica is None or replica.state != "sealed":
-            return None
-        return SealedRecord(replica.describe(), replica.created_ms)
+        replica = self._readable(block_hash)
+        return None if replica is None else SealedRecord(replica.describe(), replica.created_ms)
 
     @property
     def num_sealed(self) -> int:
-        return len(self._replicas) - self._num_writing
+        return len(self._replicas) - self._num_writing + len(self._replaced)
 
     def get(self, block_hash: BlockHash) -> Replica | None:
         return self._replicas.get(block_hash)
 
     def sealed(self) -> Iterator[Replica]:
-        return (replica for replica in self._replicas.values() if replica.state == "sealed")
+        replaced = self._replaced.get if self._replaced else lambda _: None
+        for key, replica in self._replicas.items():
+            if replica.state == "sealed":
+                yield replica
+            elif (old := replaced(key)) is not None:
+                yield old
 
     def touch(self, block_hash: BlockHash) -> None:
         self._replicas.move_to_end(block_hash)
@@ -161,7 +209,7 @@ class ReplicaTable:
     def begin(
         self, meta: BlockMeta, length: int, num_layers: int, *, version: int = VERSION
     ) -> Replica:
-        """A slot for a block that is not here. Raises Exhausted."""
+        """A slot for a block that is not here, or is in an older version. Raises Exhausted."""
         self._refuse_reserved(length)
         return self.begin_staged(meta, length, num_layers, version=version)
 
@@ -172,6 +220,10 @@ class ReplicaTable:
         if self._index is not None:
             self._index.flush_frees()
         offset = self.segment.allocate(length + trailer_length(num_layers))
+        old = self._replicas.get(meta.hash)
+        if old is not None:
+            assert old.state == "sealed"
+            self._replaced[meta.hash] = old
         replica = Replica(meta, offset, length, num_layers, version=version)
         self._replicas[meta.hash] = replica
         self._num_writing += 1
@@ -194,6 +246,10 @@ class ReplicaTable:
         sealed = replica.describe()
         if self._index is not None:
             self._index.add_sealed(SealedRecord(sealed, replica.created_ms))
+        old = self._replaced.pop(replica.meta.hash, None)
+        if old is not None:
+            self.flush()  # or a crash right now would leave neither
+            self._drop(old)
         return sealed
 
     def abandon(self, replica: Replica) -> None:
@@ -202,15 +258,17 @@ class ReplicaTable:
         self._num_writing -= 1
         self.writing_bytes -= replica.length
         self._remove(replica)
+        old = self._replaced.pop(replica.meta.hash, None)
+        if old is not None:
+            self._replicas[old.meta.hash] = old
 
     def free(self, block_hash: BlockHash) -> bool:
         """False when there is no sealed block of that name: one being written is not the master's to free."""
         replica = self._replicas.get(block_hash)
         if replica is None or replica.state != "sealed":
             return False
-        self._remove(replica)
-        if self._index is not None:
-            self._index.add_freed(block_hash, replica.offset)
+        del self._replicas[block_hash]
+        self._drop(replica)
         return True
 
     def _refuse_reserved(self, length: int) -> None:
@@ -268,7 +326,7 @@ class ReplicaTable:
         pinned = [
             (self.pins.find(replica.meta.hash, now_s=now_s), replica)
             for replica in islice(self.sealed(), _MAX_SCANNED)
-            if not replica.num_holds
+            if not replica.num_holds and replica.meta.hash not in self._replaced
         ]
         soft = [replica for pin, replica in pinned if pin is not None and not pin.is_hard]
         return [replica for pin, replica in pinned if pin is None] + soft
@@ -282,6 +340,8 @@ class ReplicaTable:
     def _find(self, record: SealedRecord) -> Replica | None:
         """None unless the slot ends with the trailer that this record speaks of."""
         replica = _replica_of(record)
+        if self.is_dead(replica.meta.hash, replica.version):
+            return None
         try:
             trailer = self.trailer(replica)
         except BadSeal:
@@ -290,9 +350,27 @@ class ReplicaTable:
         is_same = shape == (replica.length, replica.num_layers, record.block.version)
         return replica if is_same else None
 
+    def _readable(self, block_hash: BlockHash) -> Replica | None:
+        replica = self._replicas.get(block_hash)
+        if replica is not None and replica.state != "sealed":
+            replica = self._replaced.get(block_hash)
+        return replica
+
+    def _drop(self, replica: Replica) -> None:
+        """A sealed one that no table names any more. An object's trailer is voided: who kept its place asks anew."""
+        self._give_up_slot(replica)
+        if self._index is not None:
+            self._index.add_freed(replica.meta.hash, replica.offset)
+
     def _remove(self, replica: Replica) -> None:
-        replica.state = "gone"
         del self._replicas[replica.meta.hash]
+        self._give_up_slot(replica)
+
+    def _give_up_slot(self, replica: Replica) -> None:
+        replica.state = "gone"
+        if replica.meta.name:
+            start = replica.offset + replica.length
+            self.segment.view[start : start + _VOID_BYTES] = bytes(_VOID_BYTES)
         if not replica.num_holds:
             self.segment.free(replica.offset)
 

@@ -16,7 +16,14 @@ from typing import Protocol
 from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.mc_cachenode.pins import NodePins
-from daemons.protocol.block import Report, ReportReply, SealedBlock, Tier, Tombstone
+from daemons.protocol.block import (
+    DeadName,
+    Report,
+    ReportReply,
+    SealedBlock,
+    Tier,
+    Tombstone,
+)
 from daemons.protocol.messages import Reply
 from daemons.protocol.pin import Pin
 from daemons.rpc import Loop
@@ -55,6 +62,9 @@ class ReportedTier(Protocol):
 
     def tombstones(self) -> list[Tombstone]:
         """Clears that it remembers."""
+
+    def dead_names(self) -> list[DeadName]:
+        """Versions of objects that it remembers as dead."""
 
 
 @dataclass(slots=True)
@@ -110,6 +120,7 @@ class Reporter:
         self._interval_s = interval_s
         self._obey = obey
         self._link: MasterLink | None = None
+        self._dead: dict[BlockHash, DeadName] = {}
         self._refused_puts = 0
         self._is_first = False
         """Whether the next report begins an announcement."""
@@ -128,7 +139,7 @@ class Reporter:
     @property
     def is_idle(self) -> bool:
         """Nothing to tell, nothing unanswered."""
-        return not (self._in_flight or any(self._pending.values()))
+        return not (self._in_flight or self._dead or any(self._pending.values()))
 
     def attach(self, link: MasterLink) -> None:
         self._link = link
@@ -144,6 +155,13 @@ class Reporter:
             pending.freed[block_hash] = is_bad
         self._schedule()
 
+    def dead(self, names: Iterable[DeadName]) -> None:
+        """Logged here; the master waits for it, or may not know."""
+        for name in names:
+            self._dead[name.key] = name
+        if self._dead:
+            self._schedule()
+
     def refused(self, num_puts: int) -> None:
         self._refused_puts += num_puts
         self._schedule()
@@ -155,6 +173,11 @@ class Reporter:
         self._in_flight = None
         for pending in self._pending.values():
             pending.restart()
+        self._dead = {
+            name.key: name
+            for pending in self._pending.values()
+            for name in pending.source.dead_names()
+        }
         self._is_first = True
         self._send()
 
@@ -186,6 +209,9 @@ class Reporter:
         source = pending.source
         source.flush()
         hashes, gone = pending.take()
+        dead = list(islice(self._dead.values(), MAX_BLOCKS))
+        for name in dead:
+            del self._dead[name.key]
         node, epoch = self._name
         used_bytes, capacity_bytes = source.usage()
         self._sequence += 1
@@ -206,6 +232,8 @@ class Reporter:
             cleared=cleared,
             tier=tier,
             pins=pins,
+            dead=dead,
+            is_announcing=any(p.announcing or p.is_unknown for p in self._pending.values()),
         )
 
     def _news(self) -> list[Pin]:
@@ -239,7 +267,7 @@ class Reporter:
             self._obey(reply)
             if any(pending.announcing for pending in self._pending.values()):
                 self._send()
-            elif self._refused_puts or any(self._pending.values()):
+            elif self._refused_puts or self._dead or any(self._pending.values()):
                 self._schedule()
             return
         if isinstance(reply, Unavailable | Exhausted):

@@ -15,7 +15,7 @@ from daemons.core.errors import ConfigError
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_cachenode.replicas import ReplicaTable, wall_ms
 from daemons.mc_cachenode.write_down import FlushModes, WriteDown, WriteDownCallbacks
-from daemons.protocol.block import SealedBlock, Tier, Tombstone
+from daemons.protocol.block import DeadName, SealedBlock, Tier, Tombstone
 from daemons.rpc import Loop
 from daemons.store.ssd import BlockRecord, DiskDirectory, SsdSettings, SsdTier
 
@@ -92,6 +92,15 @@ class SsdBlocks:
 
     def tombstones(self) -> list[Tombstone]:
         return []
+
+    def dead_names(self) -> list[DeadName]:
+        return []
+
+    def delete_dead(self, block_hash: BlockHash, version: int) -> None:
+        """Of an object: this version and older ones."""
+        record = self.ssd.get(block_hash)
+        if record is not None and record.version <= version:
+            self.delete([block_hash])
 
     def delete(self, hashes: Sequence[BlockHash]) -> None:
         """Gone at once for readers; told to the master when a loss of power would not bring them back."""

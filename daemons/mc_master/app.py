@@ -68,6 +68,7 @@ class MasterApp:
             conductor=Conductor(tuning_of(config)),
             requests=RequestLog(config.conductor.request_log),
             started_s=self.loop.clock(),
+            directory_path=self._state_dir,
             grants=ReplyGrants(secret),
         )
         self._handlers = Handlers(self.state)

@@ -16,6 +16,7 @@ from daemons.mc_master.checks import check_report
 from daemons.mc_master.clearing import Clearing
 from daemons.mc_master.flushing import flush
 from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.pinning import Pinning
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
@@ -71,14 +72,18 @@ SWEEP_ROWS = 2000
 class BlockHandlers:
     """Loop thread only."""
 
-    def __init__(self, state: MasterState, membership: MembershipHandlers) -> None:
+    def __init__(
+        self, state: MasterState, membership: MembershipHandlers, names: NameKeeper
+    ) -> None:
         self._state = state
         self._membership = membership
+        self._names = names
         self._clearing = Clearing(state)
         self._pinning = Pinning(state)
         self._held_back: dict[NodeId, listing.HeldBack] = {}
         """Of nodes that are full and have nothing that may go."""
-        membership.on_gone = self._clearing.on_gone
+        membership.on_gone.append(self._clearing.on_gone)
+        membership.on_joined.append(self._clearing.on_joined)
 
     def handle(self, call: Call, message: BlockRequest) -> None:
         match message:
@@ -144,6 +149,7 @@ class BlockHandlers:
             self._clearing.learn(report.cleared)
         if report.pins:
             self._pinning.learn(report.pins)
+        self._names.learn(member, report)
         if report.tier != "dram":
             self._state.directory.add_tier(report.node, report.tier)
         unwanted = list(self._record(report))
@@ -182,7 +188,8 @@ class BlockHandlers:
         for block_hash in bad:
             self._removed(place, block_hash, "bad")
         unwanted = self._clearing.cleared_since(report.node, report.sealed)
-        wanted = [b for b in report.sealed if b.meta.hash not in unwanted]
+        refused = self._names.refused(report)
+        wanted = [b for b in report.sealed if b.meta.hash not in unwanted | refused]
         sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))

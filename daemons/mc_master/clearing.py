@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
@@ -138,6 +139,13 @@ class Clearing:
                 del clear.lengths[key]
             if not clear.lengths:
                 self._finish(clear)
+
+    def on_joined(self, member: Member) -> None:
+        """What was cleared while it was away, or before it was there: it is to tell later masters, as all are."""
+        now_s = self._state.now_s()
+        for wanted, at_s in self._tombstones if member.node.segments else ():
+            age_ms = max(0, int((now_s - at_s) * 1000))
+            self._state.out.notify(member, RememberClear(filter=wanted, age_ms=age_ms))
 
     def close(self) -> None:
         for clear in list(self._clears):

@@ -5,6 +5,8 @@ from typing import assert_never
 from daemons.core.errors import ProtocolError
 from daemons.mc_master.blocks import BlockHandlers
 from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.name_keeper import NameKeeper
+from daemons.mc_master.objects import ObjectHandlers
 from daemons.mc_master.requests import RequestHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ping
@@ -24,6 +26,15 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.event import ReadEvents
 from daemons.protocol.node import Beat, Hello, Join, Leave, ListModels, ListNodes
+from daemons.protocol.objects import (
+    DeleteNames,
+    ExistNames,
+    ListNames,
+    LocateNames,
+    ReleaseNames,
+    ReserveNames,
+    StatNames,
+)
 from daemons.protocol.pin import PinBlocks
 from daemons.protocol.request import (
     Cancel,
@@ -44,7 +55,11 @@ class Handlers:
     def __init__(self, state: MasterState) -> None:
         self._state = state
         self.membership = MembershipHandlers(state)
-        self.blocks = BlockHandlers(state, self.membership)
+        self._keeper = NameKeeper(state)
+        self.membership.on_gone.append(self._keeper.on_gone)
+        self.membership.on_joined.append(self._keeper.on_joined)
+        self.objects = ObjectHandlers(state, self._keeper)
+        self.blocks = BlockHandlers(state, self.membership, self._keeper)
         self.requests = RequestHandlers(state, self.membership)
 
     def handle(self, call: Call) -> None:
@@ -69,6 +84,16 @@ class Handlers:
             case ReadEvents():
                 call.reply(self._state.events.read(message, self._state.incarnation))
             case (
+                ReserveNames()
+                | ReleaseNames()
+                | LocateNames()
+                | ExistNames()
+                | DeleteNames()
+                | ListNames()
+                | StatNames()
+            ):
+                self.objects.handle(call, message)
+            case (
                 Put()
                 | Stage()
                 | Unstage()
@@ -88,4 +113,5 @@ class Handlers:
         """Once per beat interval."""
         self.membership.tick()
         self.blocks.tick()
+        self._keeper.tick()
         self.requests.tick()

@@ -41,8 +41,10 @@ class MembershipHandlers:
 
     def __init__(self, state: MasterState) -> None:
         self._state = state
-        self.on_gone: Callable[[NodeId], object] = lambda _: None
+        self.on_gone: list[Callable[[NodeId], object]] = []
         """Called with a node whose life has ended, once what it held is forgotten."""
+        self.on_joined: list[Callable[[Member], object]] = []
+        """Called with every node that joined, or joined again, once it was answered."""
         self._num_forgiven = 0
         self._last_tick_s = state.now_s()
 
@@ -117,6 +119,10 @@ class MembershipHandlers:
             state.out.publish(
                 NodeJoined(node=node.node, role=node.role, incarnation=state.incarnation)
             )
+        member = state.membership.get(node.node)
+        assert member is not None, "it has just joined"
+        for call_back in self.on_joined:
+            call_back(member)
 
     def _tell_conductor(self, node: NodeDescription) -> None:
         """Of an instance that came, or came again. Also forgets dead ones that membership had no more room for."""
@@ -227,7 +233,8 @@ class MembershipHandlers:
         member.used_bytes = 0
         member.tiers = {}
         state.grants.forget(node)
-        self.on_gone(node)
+        for call_back in self.on_gone:
+            call_back(node)
         log.info(
             "node gone node=%s why=%r replicas=%d requests=%d", node, why, num_replicas, len(works)
         )

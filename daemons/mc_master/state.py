@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from daemons.conductor.conductor import Conductor
 from daemons.conductor.membership import Member, Membership
@@ -44,6 +45,8 @@ class MasterState:
     conductor: Conductor
     requests: RequestLog
     started_s: float
+    directory_path: Path
+    """Of what little outlives this process."""
     num_evicted: int = 0
     num_cleared: int = 0
     num_stored: int = 0

@@ -25,15 +25,26 @@ class BlockMeta(Record, frozen=True, kw_only=True):
     num_tokens: int
     model: str
     tenant: str = ""
+    name: bytes = b""
+    """Of an object in `namespace`; empty for KV and for the chunks of an object."""
+    value_bytes: int = 0
+    """Of the whole object, whose chunks may lie elsewhere."""
 
 
 class PutBlock(Record, frozen=True, kw_only=True):
-    """One block to pull. `source.ranges` has one row per (layer, k|v); checksums are per layer (xxh3-64)."""
+    """One block to pull. `source.ranges` has one row per (layer, k|v); checksums are per layer (xxh3-64).
+
+    With `piece_bytes` the payload is any one run of bytes and then `tail`, and a "layer" is a piece of so many bytes,
+    the last one shorter. `version` is of an object or of a chunk of one, as the master gave it; 0 for KV.
+    """
 
     meta: BlockMeta
     source: Source
     num_layers: int
     checksums: list[int] | None = None
+    version: int = 0
+    piece_bytes: int = 0
+    tail: bytes = b""
 
 
 class Put(Message, frozen=True, kw_only=True):
@@ -41,14 +52,7 @@ class Put(Message, frozen=True, kw_only=True):
 
     put_id: PutId
     blocks: list[PutBlock]
-
-
-class PutReply(Message, frozen=True, kw_only=True):
-    """One status per block, in order; `why` explains the ones that were refused."""
-
-    results: list[PutStatus]
-    why: str = ""
-    retry_after_ms: int | None = None
+    wants_locations: bool = False
 
 
 class BlockLocation(Record, frozen=True, kw_only=True):
@@ -91,6 +95,16 @@ class Spares(Record, frozen=True, kw_only=True):
 
     places: list[ReplicaPlace]
     replicas: list[SpareReplica]
+
+
+class PutReply(Message, frozen=True, kw_only=True):
+    """One status per block, in order; `why` explains the ones that were refused."""
+
+    results: list[PutStatus]
+    why: str = ""
+    retry_after_ms: int | None = None
+    locations: list[BlockLocation] = msgspec.field(default_factory=list)
+    """As wanted: of those that are sealed here now, so that who put them can read them at once."""
 
 
 class Match(Message, frozen=True, kw_only=True):
@@ -145,6 +159,14 @@ class Tombstone(Record, frozen=True, kw_only=True):
     age_ms: int
 
 
+class DeadName(Record, frozen=True, kw_only=True):
+    """No version of this object up to `version` is to come back: it was deleted or replaced."""
+
+    key: BlockHash
+    version: int
+    age_ms: int = 0
+
+
 class SealedBlock(Record, frozen=True, kw_only=True):
     """A node's record of one sealed block in its segment."""
 
@@ -181,6 +203,10 @@ class Report(Message, frozen=True, kw_only=True):
     tier: Tier = "dram"
     pins: list[Pin] = msgspec.field(default_factory=list)
     """With the first report of an announcement: what a master before this one had pinned here, as it was asked."""
+    dead: list[DeadName] = msgspec.field(default_factory=list)
+    """Names that this node has logged as dead since; during an announcement all that it remembers."""
+    is_announcing: bool = False
+    """More of what was here before the announcement began is to come."""
 
 
 class ReportReply(Message, frozen=True, kw_only=True):
@@ -206,9 +232,16 @@ class FreeBlocks(Message, frozen=True, kw_only=True):
 
 
 class RememberClear(Message, frozen=True, kw_only=True):
-    """Notice from the master to every cache node: this was cleared just now; log it, and tell later masters."""
+    """Notice from the master to every cache node: this was cleared; log it, and tell later masters."""
 
     filter: BlockFilter
+    age_ms: int = 0
+
+
+class ForgetNames(Message, frozen=True, kw_only=True):
+    """Notice from the master to a cache node: free these versions and older ones, log it, and tell later masters."""
+
+    names: list[DeadName]
 
 
 class Stage(Message, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from daemons.protocol.block import (
     ClearBlocksReply,
     FlushBlocks,
     FlushBlocksReply,
+    ForgetNames,
     FreeBlocks,
     ListBlocks,
     ListBlocksReply,
@@ -48,6 +49,21 @@ from daemons.protocol.node import (
     ListNodes,
     ListNodesReply,
 )
+from daemons.protocol.objects import (
+    DeleteNames,
+    DeleteNamesReply,
+    ExistNames,
+    ExistNamesReply,
+    ListNames,
+    ListNamesReply,
+    LocateNames,
+    LocateNamesReply,
+    ReleaseNames,
+    ReserveNames,
+    ReserveNamesReply,
+    StatNames,
+    StatNamesReply,
+)
 from daemons.protocol.pin import HoldPins, PinBlocks, PinBlocksReply
 from daemons.protocol.request import (
     Cancel,
@@ -69,6 +85,9 @@ from daemons.protocol.request import (
 )
 
 AnyServer = Hello | Ping | DataProbe
+NameRequest = (
+    ReserveNames | ReleaseNames | LocateNames | ExistNames | DeleteNames | ListNames | StatNames
+)
 MasterRequest = (
     AnyServer
     | Join
@@ -86,6 +105,7 @@ MasterRequest = (
     | PinBlocks
     | FlushBlocks
     | CacheStat
+    | NameRequest
     | ListNodes
     | ListModels
     | ListRequests
@@ -110,6 +130,12 @@ Reply = (
     | PinBlocksReply
     | FlushBlocksReply
     | CacheStatReply
+    | ReserveNamesReply
+    | LocateNamesReply
+    | ExistNamesReply
+    | DeleteNamesReply
+    | ListNamesReply
+    | StatNamesReply
     | ListNodesReply
     | ListModelsReply
     | ListRequestsReply
@@ -121,7 +147,16 @@ Reply = (
     | PrefillReply
 )
 Part = Tokens | PrefillStarted | LayersReady
-Notice = FreeBlocks | RememberClear | BadReplica | StageAhead | WriteDown | HoldPins | AllowedKeys
+Notice = (
+    FreeBlocks
+    | RememberClear
+    | ForgetNames
+    | BadReplica
+    | StageAhead
+    | WriteDown
+    | HoldPins
+    | AllowedKeys
+)
 Incoming = Reply | Part | Notice
 """What a client can receive on its connection."""
 

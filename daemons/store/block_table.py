@@ -25,6 +25,14 @@ class Kind(NamedTuple):
     tenant: str
 
 
+class Named(NamedTuple):
+    """What only objects have."""
+
+    namespace: bytes
+    name: bytes
+    value_bytes: int
+
+
 class BlockTable:
     """Rows are reused. `kind` is NO_ROW in a free row; `head` is the first replica's row, or NO_ROW."""
 
@@ -39,6 +47,10 @@ class BlockTable:
         self.head = array("i")
         self.kinds: list[Kind | None] = []
         self.num_by_kind = array("q")
+        self.names: dict[int, Named] = {}
+        """By row."""
+        self.rows_by_name: dict[bytes, dict[bytes, int]] = {}
+        """By namespace and name, for look-ups that need not hash."""
         self._kind_ids: dict[Kind, int] = {}
         self._num_used = 0
         """Rows that were ever in use; those above are blank."""
@@ -66,10 +78,19 @@ class BlockTable:
         self.created_s[row] = now_s
         self.head[row] = NO_ROW
         self.row_by_hash[meta.hash] = row
+        if meta.name:
+            self.name(row, meta)
         return row
+
+    def name(self, row: int, meta: BlockMeta) -> None:
+        """Of a new object, or of one in a new version."""
+        self.names[row] = Named(meta.namespace, meta.name, meta.value_bytes)
+        self.rows_by_name.setdefault(meta.namespace, {})[meta.name] = row
 
     def remove(self, row: int) -> None:
         del self.row_by_hash[self.hash_of(row)]
+        if row in self.names:
+            self._unname(row)
         kind = self.kind[row]
         self.kind[row] = NO_ROW
         self._free.append(row)
@@ -78,6 +99,13 @@ class BlockTable:
         if self.num_by_kind[kind] == 0 and named is not None:
             del self._kind_ids[named]
             self.kinds[kind] = None
+
+    def _unname(self, row: int) -> None:
+        named = self.names.pop(row)
+        of_namespace = self.rows_by_name[named.namespace]
+        del of_namespace[named.name]
+        if not of_namespace:
+            del self.rows_by_name[named.namespace]
 
     def hash_of(self, row: int) -> BlockHash:
         return BlockHash(bytes(self.hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
@@ -88,6 +116,7 @@ class BlockTable:
     def meta_of(self, row: int) -> BlockMeta:
         kind = self.kinds[self.kind[row]]
         assert kind is not None, "a row in use has a kind"
+        named = self.names.get(row)
         return BlockMeta(
             hash=self.hash_of(row),
             parent=self.parent_of(row),
@@ -96,6 +125,8 @@ class BlockTable:
             num_tokens=self.num_tokens[row],
             model=kind.model,
             tenant=kind.tenant,
+            name=named.name if named else b"",
+            value_bytes=named.value_bytes if named else 0,
         )
 
     def key_columns(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -24,6 +24,7 @@ from daemons.store.lease import LeaseTable
 from daemons.store.pins import HARD, SOFT, PinTable
 from daemons.store.replica_table import RANKS, TIERS, Place, ReplicaTable, Slot
 
+MAX_AWAY = 100_000
 RENAME_AFTER_S = 1.0
 """A victim that was named is not named again, nor offered to readers, before this has passed."""
 
@@ -47,6 +48,8 @@ class Directory:
         self.policy = policy or POLICIES["lru"]
         self.heat = HeatTable() if self.policy.needs_heat else None
         self.slot_by_place: dict[Place, int] = {}
+        self.away: dict[BlockHash, NodeId] = {}
+        """Objects whose last replica went with this node, which may bring it back."""
         self._num_dropped = 0
         """Slots that wait to be swept, so that nothing is scanned when there is none."""
         self._sweep_at = 0
@@ -322,14 +325,58 @@ class Directory:
             place = self.replicas.slot_of(row).place
             block = self.replicas.block[row]
             block_hash = self.blocks.hash_of(block)
-            self._unlink(block, row)
             number = self.slot_by_place.get(place)
+            if block in self.blocks.names and len(self._chain(block)) == 1:
+                self.away[block_hash] = place[0]
+                if len(self.away) > MAX_AWAY:
+                    del self.away[next(iter(self.away))]
+            self._unlink(block, row)
             if number is None or self._replica_on(number, block_hash) == NO_ROW:
                 gone.append((place, block_hash))
         self._num_dropped = sum(
             slot is not None and slot.is_dropped for slot in self.replicas.slots
         )
         return gone
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    def versions_of(self, block_hash: BlockHash) -> list[tuple[Place, int]]:
+        """Place and version of each replica of an object that can be reached."""
+        row = self.blocks.row_by_hash.get(block_hash)
+        chain = [] if row is None else self._chain(row)
+        slots = [(self.replicas.slot_of(r), self.replicas.version[r]) for r in chain]
+        return [(slot.place, version) for slot, version in slots if not slot.is_dropped]
+
+    def presence(self, rows: Sequence[int], *, now_s: float) -> list[int]:
+        """For each row, NO_ROW among them: 0 absent, 1 readable, 2 only on nodes that are suspect or gone."""
+        if not rows:
+            return []
+        replicas, slots = self.replicas, self.replicas.slots
+        wanted = np.array(rows, np.int64)
+        known = wanted >= 0
+        if not known.any():
+            return [0] * len(rows)
+        is_up = np.array([s is not None and not (s.is_dropped or s.is_suspect) for s in slots])
+        head = np.frombuffer(self.blocks.head, np.int32)[wanted[known]]
+        is_good = is_up[replicas.slot_column()[head]]
+        is_good &= np.frombuffer(replicas.named_until_s, np.float64)[head] <= now_s
+        states = np.zeros(len(rows), np.uint8)
+        states[known] = is_good
+        found: list[int] = states.tolist()
+        for index in np.flatnonzero(known & (states == 0)).tolist():
+            found[index] = self._presence(rows[index], now_s)
+        return found
+
+    def _presence(self, row: int, now_s: float) -> int:
+        """Of a block whose first replica will not do."""
+        state = 0
+        for replica in self._chain(row):
+            slot = self.replicas.slot_of(replica)
+            if slot.is_dropped or slot.is_suspect:
+                state = state or 2
+            elif self.replicas.named_until_s[replica] <= now_s:
+                return 1
+        return state
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -341,6 +388,8 @@ class Directory:
         for block_hash, row in self.blocks.row_by_hash.items():
             assert self.blocks.hash_of(row) == block_hash
             assert self.blocks.kind[row] != NO_ROW
+            named = self.blocks.names.get(row)
+            assert named is None or self.blocks.rows_by_name[named.namespace][named.name] == row
             assert self.blocks.head[row] != NO_ROW, "a block without replicas is removed"
             for replica in self._chain(row):
                 assert replica not in seen
@@ -387,6 +436,7 @@ class Directory:
     def _record_one(self, number: int, sealed: SealedBlock, now_s: float) -> bool:
         row = self.blocks.row_by_hash.get(sealed.meta.hash)
         if row is None:
+            self.away.pop(sealed.meta.hash, None)
             row = self.blocks.add(sealed.meta, now_s=now_s - sealed.age_ms / 1000)
             self.leases.add(row, now_s=now_s)
             self.pins.block_added(sealed.meta.hash)
@@ -394,6 +444,8 @@ class Directory:
                 self.heat.add(row, sealed.meta.hash, now_s=now_s)
             self._touch_parents(row, now_s, 0.0)
         else:
+            if sealed.meta.name:
+                self.blocks.name(row, sealed.meta)
             held = self._on_slot(row, number)
             if held != NO_ROW:
                 self.replicas.replace(held, sealed)

@@ -54,7 +54,15 @@ class ClearedRecord(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     at_ms: int
 
 
-IndexRecord = SealedRecord | FreedRecord | ClearedRecord
+class DeadRecord(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+    """Versions of an object that are not to come back, here or by way of a master that asks."""
+
+    key: BlockHash
+    version: int
+    at_ms: int
+
+
+IndexRecord = SealedRecord | FreedRecord | ClearedRecord | DeadRecord
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(IndexHeader).decode
 _decode_record = msgspec.msgpack.Decoder(IndexRecord).decode
@@ -124,6 +132,7 @@ class IndexContents:
 
     live: dict[BlockHash, SealedRecord] = field(default_factory=dict)
     cleared: list[ClearedRecord] = field(default_factory=list)
+    dead: list[DeadRecord] = field(default_factory=list)
 
 
 def replay(records: IndexReader) -> IndexContents:
@@ -141,6 +150,8 @@ def replay(records: IndexReader) -> IndexContents:
                     del live[record.hash]
             case ClearedRecord():
                 contents.cleared.append(record)
+            case DeadRecord():
+                contents.dead.append(record)
     return contents
 
 

@@ -17,6 +17,7 @@ from typing import Protocol
 from daemons.core.ids import BlockHash
 from daemons.store.index_format import (
     ClearedRecord,
+    DeadRecord,
     FreedRecord,
     IndexHeader,
     IndexRecord,
@@ -48,6 +49,9 @@ class LiveBlocks(Protocol):
     def cleared(self) -> Iterable[ClearedRecord]:
         """The clears that are still to be remembered."""
 
+    def dead(self) -> Iterable[DeadRecord]:
+        """The dead versions of names that are still to be remembered."""
+
 
 class IndexLog:
     """Starts as a new file that replaces an old one. One thread."""
@@ -65,6 +69,8 @@ class IndexLog:
         """The file that will replace this one; it gets every new record too."""
         self._to_copy: deque[BlockHash] = deque()
         self._num_draft_records = 0
+        self._num_tombstones = 0
+        """Records of clears and dead names in the file that replaced the last one: no garbage."""
         self._compact_at = MIN_GARBAGE
         self._rewrite()
 
@@ -75,7 +81,7 @@ class IndexLog:
 
     @property
     def num_garbage(self) -> int:
-        return self._num_records - self._live.num_sealed
+        return self._num_records - self._live.num_sealed - self._num_tombstones
 
     def add_sealed(self, record: SealedRecord) -> None:
         self._add(record)
@@ -85,6 +91,9 @@ class IndexLog:
         self._add(FreedRecord(block_hash, offset))
 
     def add_cleared(self, record: ClearedRecord) -> None:
+        self._add(record)
+
+    def add_dead(self, record: DeadRecord) -> None:
         self._add(record)
 
     def flush(self) -> None:
@@ -149,9 +158,10 @@ class IndexLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._draft = os.open(self._draft_path, flags, 0o600)
         cleared = [encode_record(record) for record in self._live.cleared()]
+        cleared += [encode_record(record) for record in self._live.dead()]
         _write(self._draft, b"".join([encode_header(self._header), *cleared]))
         self._to_copy = deque(self._live.hashes())
-        self._num_draft_records = len(cleared)
+        self._num_draft_records = self._num_tombstones = len(cleared)
 
     def _copy_some(self, num_appended: int) -> None:
         """What was sealed since is in the draft already, behind; what was freed since is not live."""

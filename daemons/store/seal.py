@@ -15,7 +15,7 @@ from daemons.core.ids import BlockHash
 MAGIC = b"MCBLOCK1"
 MAX_LAYERS = 1024
 _HEADER = struct.Struct("<8s16sQQII")
-"""magic, block hash, version, payload length, number of layers, zero"""
+"""magic, block hash, version, payload length, number of layers, bytes of a piece or zero"""
 
 
 class BadSeal(TransferError):
@@ -24,12 +24,13 @@ class BadSeal(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What was sealed. `checksums[layer]` covers the layer's k and v rows."""
+    """What was sealed. `checksums[layer]` covers the layer's k and v rows, or piece `layer` of an object."""
 
     hash: BlockHash
     version: int
     length: int
     checksums: tuple[int, ...]
+    piece_bytes: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -50,6 +51,21 @@ def layer_checksums(payload: memoryview, num_layers: int) -> list[int]:
     return [
         xxhash.xxh3_64_intdigest(payload[start : start + layer_bytes])
         for start in range(0, len(payload), layer_bytes)
+    ]
+
+
+def num_pieces(length: int, piece_bytes: int) -> int:
+    """How many "layers" a payload in pieces has."""
+    return -(-length // piece_bytes)
+
+
+def payload_checksums(payload: memoryview, num_layers: int, piece_bytes: int = 0) -> list[int]:
+    """Of layers that are equal, or of pieces of which the last may be shorter."""
+    if not piece_bytes:
+        return layer_checksums(payload, num_layers)
+    return [
+        xxhash.xxh3_64_intdigest(payload[start : start + piece_bytes])
+        for start in range(0, len(payload), piece_bytes)
     ]
 
 
@@ -74,7 +90,12 @@ def seal(trailer: Trailer) -> tuple[bytes, int]:
 
 def pack_trailer(trailer: Trailer) -> bytes:
     header = _HEADER.pack(
-        MAGIC, trailer.hash, trailer.version, trailer.length, trailer.num_layers, 0
+        MAGIC,
+        trailer.hash,
+        trailer.version,
+        trailer.length,
+        trailer.num_layers,
+        trailer.piece_bytes,
     )
     return header + struct.pack(f"<{trailer.num_layers}Q", *trailer.checksums)
 
@@ -87,12 +108,21 @@ def parse_trailer(
         raise BadSeal("the trailer does not match the seal checksum")
     if len(packed) < _HEADER.size:
         raise BadSeal(f"a trailer of {len(packed)} bytes is too short")
-    magic, block_hash, version, length, num_layers, _ = _HEADER.unpack_from(packed)
+    magic, block_hash, version, length, num_layers, piece_bytes = _HEADER.unpack_from(packed)
     if magic != MAGIC or block_hash != expected_hash:
         raise BadSeal("the trailer is of another block")
     if not 0 < num_layers <= MAX_LAYERS or len(packed) != trailer_length(num_layers):
         raise BadSeal(f"a trailer of {len(packed)} bytes cannot have {num_layers} layers")
-    if length <= 0 or length % (2 * num_layers):
+    if not is_shape(length, num_layers, piece_bytes):
         raise BadSeal(f"{length} bytes are not {num_layers} layers")
     checksums = struct.unpack_from(f"<{num_layers}Q", packed, _HEADER.size)
-    return Trailer(BlockHash(block_hash), version, length, checksums)
+    return Trailer(BlockHash(block_hash), version, length, checksums, piece_bytes)
+
+
+def is_shape(length: int, num_layers: int, piece_bytes: int = 0) -> bool:
+    """Whether a payload can be cut so."""
+    if length <= 0 or num_layers <= 0:
+        return False
+    if piece_bytes:
+        return num_pieces(length, piece_bytes) == num_layers
+    return length % (2 * num_layers) == 0

@@ -27,9 +27,10 @@ MAX_DELETES = 2000
 _MAGIC = b"MCSR"
 _HEADER = struct.Struct("<Q4sBBHQQQQHHHHHHI16s16sIIQQQd")
 """checksum of all behind it, magic, format, kind, header bytes · sequence, offset, durable to, body bytes · body
-offset, layers, lengths of namespace, model, tenant, zero, zero · hash, parent · depth, tokens, length, version, seal
-checksum, created"""
+offset, layers, lengths of namespace, model, tenant, object's name, zero · hash, parent · depth, tokens, length,
+version, seal checksum, created"""
 
+_SIZE_BYTES = 8
 _PACKED_BYTES = 28 * KIB
 """Bodies below go right behind the header: a page less of disk is worth more than a copy."""
 
@@ -111,7 +112,7 @@ class Header:
 def block_layout(block: BlockRecord) -> tuple[int, int]:
     """(offset of the body in the record, bytes of the whole record)."""
     meta = block.meta
-    names = len(meta.namespace) + len(meta.model.encode()) + len(meta.tenant.encode())
+    names = sum(len(name) for name in _names(meta))
     body_offset = -(-(_HEADER.size + names) // 64) * 64
     if block.stored_bytes >= _PACKED_BYTES:
         body_offset = ALIGN
@@ -121,12 +122,11 @@ def block_layout(block: BlockRecord) -> tuple[int, int]:
 def encode_block(block: BlockRecord, place: Place, secret: int) -> bytes:
     """The header; the body follows at `block_layout(block)[0]`."""
     meta = block.meta
-    names = (meta.namespace, meta.model.encode(), meta.tenant.encode())
+    names = _names(meta)
     fields = (
         block_layout(block)[0],
         block.num_layers,
         *(len(name) for name in names),
-        0,
         0,
         meta.hash,
         meta.parent,
@@ -197,6 +197,12 @@ def decode_tombstone(header: Header, body: memoryview, secret: int) -> Tombstone
     return TombstoneRecord(header.kind, header.until, keys, header.namespace)
 
 
+def _names(meta: BlockMeta) -> tuple[bytes, bytes, bytes, bytes]:
+    """As they follow the header; an object's name with its size."""
+    size = meta.value_bytes.to_bytes(_SIZE_BYTES, "little") if meta.name else b""
+    return meta.namespace, meta.model.encode(), meta.tenant.encode(), meta.name + size
+
+
 def _encode(
     kind: RecordKind,
     place: Place,
@@ -215,7 +221,7 @@ def _encode(
 def _decode(
     page: memoryview, kind: RecordKind, place: Place, body_bytes: int, fields: list[int]
 ) -> Header:
-    body_offset, num_layers, namespace_bytes, model_bytes, tenant_bytes, _, _ = fields[:7]
+    body_offset, num_layers, namespace_bytes, model_bytes, tenant_bytes, name_bytes, _ = fields[:7]
     block_hash, parent, depth, num_tokens, length, version, checksum, created_s = fields[7:]
     at = _HEADER.size
     namespace = bytes(page[at : at + namespace_bytes])
@@ -224,6 +230,8 @@ def _decode(
     if kind is RecordKind.BLOCK:
         model = str(page[at : at + model_bytes], "utf-8")
         tenant = str(page[at + model_bytes : at + model_bytes + tenant_bytes], "utf-8")
+        at += model_bytes + tenant_bytes
+        named = bytes(page[at : at + name_bytes])
         assert 0 < num_layers <= MAX_LAYERS, "a header with the right checksum is ours"
         meta = BlockMeta(
             hash=BlockHash(block_hash),  # type: ignore[arg-type]  # struct fields of several types
@@ -233,6 +241,8 @@ def _decode(
             num_tokens=num_tokens,
             model=model,
             tenant=tenant,
+            name=named[:-_SIZE_BYTES],
+            value_bytes=int.from_bytes(named[-_SIZE_BYTES:], "little"),
         )
         block = BlockRecord(meta, length, num_layers, version, checksum, created_s)
     return Header(kind, place, body_offset, body_bytes, block, version, namespace, checksum)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from daemons.core.ids import short
 from daemons.core.units import MIB
-from daemons.store.seal import BadSeal, layer_checksums, parse_trailer
+from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
 from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN
@@ -168,5 +168,6 @@ def verify_block(block: BlockRecord, stored: memoryview) -> None:
     trailer = parse_trailer(stored[block.length :], block.seal_checksum, block.meta.hash)
     if trailer.length != block.length or trailer.num_layers != block.num_layers:
         raise BadSeal(f"the trailer of block {short(block.meta.hash)} tells another shape")
-    if list(trailer.checksums) != layer_checksums(stored[: block.length], block.num_layers):
+    found = payload_checksums(stored[: block.length], block.num_layers, trailer.piece_bytes)
+    if list(trailer.checksums) != found:
         raise BadSeal(f"block {short(block.meta.hash)} is not what was sealed")

@@ -17,11 +17,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemons.core import errors
-from daemons.protocol import base, block, event, failure, key, messages, node, pin, request, segment
+from daemons.protocol import (
+    base,
+    block,
+    event,
+    failure,
+    key,
+    messages,
+    node,
+    objects,
+    pin,
+    request,
+    segment,
+)
 from daemons.protocol.base import Message, Record
 from daemons.protocol.failure import to_error, to_failure
 
-MODULES = (base, block, event, failure, key, node, pin, request, segment)
+MODULES = (base, block, event, failure, key, node, objects, pin, request, segment)
 GOLDEN = Path(__file__).parent / "golden"
 
 

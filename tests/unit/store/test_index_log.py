@@ -15,6 +15,7 @@ from daemons.protocol.block import BlockFilter
 from daemons.store import index_log
 from daemons.store.index_format import (
     ClearedRecord,
+    DeadRecord,
     IndexReader,
     SealedRecord,
     encode_header,
@@ -22,6 +23,7 @@ from daemons.store.index_format import (
 )
 from daemons.store.index_log import IndexLog
 
+DEAD = [DeadRecord(BlockHash(bytes(16)), 7, 1_700_000_000_000)]
 CLEARED = [ClearedRecord(BlockFilter(tenant="t"), 1_700_000_000_000)]
 
 
@@ -43,6 +45,9 @@ class Slots:
 
     def cleared(self) -> Iterable[ClearedRecord]:
         return CLEARED
+
+    def dead(self) -> Iterable[DeadRecord]:
+        return DEAD
 
     def seal(self, log: IndexLog, record: SealedRecord) -> None:
         self.records[record.block.meta.hash] = record

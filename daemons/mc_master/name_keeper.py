@@ -1,0 +1,286 @@
+"""What keeps dead versions of objects dead: refuses them in reports, tells every cache node, learns from them; deletes.
+
+The higher version wins everywhere. A node that held a lower one, or comes back with it, is told to free it and to
+remember; so is every node that joins, and each tells a later master. Chunks without their object are freed.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from daemons.conductor.membership import Member
+from daemons.core.errors import Exhausted, Unavailable
+from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.rebuilding import Rebuilding
+from daemons.mc_master.state import MasterState
+from daemons.protocol.block import (
+    BlockRemoved,
+    DeadName,
+    ForgetNames,
+    FreeBlocks,
+    Report,
+    SealedBlock,
+)
+from daemons.protocol.name_hash import chunk_key
+from daemons.protocol.objects import DeleteNamesReply
+from daemons.rpc import Call, Timer
+from daemons.store.names import NameTable
+from daemons.store.object_rows import MAX_SCANNED, find_orphans, is_object
+from daemons.store.replica_table import Place
+from daemons.store.tombstones import TTL_S
+
+log = logging.getLogger(__name__)
+
+MAX_DELETES = 64
+NOTICE_NAMES = 4096
+ANSWER_EARLY_S = 0.2
+"""So that the answer still arrives before the asker gives up."""
+_MAX_CHUNKS = 1024
+"""Freed along with their object; those beyond wait for the search for orphans."""
+
+
+@dataclass(slots=True, eq=False)
+class _Delete:
+    call: Call
+    states: bytes
+    left: set[tuple[NodeId, BlockHash]]
+    """What nodes have not logged yet."""
+    unconfirmed: set[NodeId] = field(default_factory=set)
+    num_nodes: int = 0
+    timer: Timer | None = None
+
+
+class NameKeeper:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        self.names = NameTable(state.incarnation)
+        self.rebuilding = Rebuilding(
+            state.directory_path, state.incarnation, state.config.pool.rebuild_s
+        )
+        self._deletes: list[_Delete] = []
+        self._orphan_row = 0
+
+    def is_rebuilding(self) -> bool:
+        return self.rebuilding.is_on(self._state.now_s() - self._state.started_s)
+
+    # -- reports -------------------------------------------------------------------------------------------------
+
+    def refused(self, report: Report) -> set[BlockHash]:
+        """Those of a report that must not be recorded: dead, or older than what another node has."""
+        refused: set[BlockHash] = set()
+        orphans: list[BlockHash] = []
+        node = report.node
+        for block in report.sealed:
+            meta = block.meta
+            if not is_object(meta):
+                continue
+            dead = self.names.dead.version_of(meta.hash if meta.name else meta.parent)
+            if not meta.name:
+                if block.version <= dead:
+                    refused.add(meta.hash)
+                    orphans.append(meta.hash)
+            elif block.version <= dead or not self._wins((node, report.tier), block):
+                refused.add(meta.hash)
+                self._tell(node, [self._dead_name(meta.hash, max(dead, block.version))])
+            else:
+                self.names.release(meta.hash, block.version)
+        self._free(node, orphans)
+        return refused
+
+    def learn(self, member: Member, report: Report) -> None:
+        """What the node has logged, or remembers from before this master."""
+        now_s = self._state.now_s()
+        new: list[DeadName] = []
+        for dead in report.dead:
+            age_s = dead.age_ms / 1000
+            if 0 <= age_s <= TTL_S and self.names.dead.add(dead.key, dead.version, now_s - age_s):
+                new.append(dead)
+                self._remove(dead.key, dead.version)
+        if new:
+            self._broadcast(new, but=member.node.node)
+        if report.dead:
+            self._confirm(member.node.node, report.dead)
+        if not report.is_announcing:
+            self.rebuilding.announced(member.node.node)
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def on_joined(self, member: Member) -> None:
+        """It hears of all that is dead: it may have been away, and is to tell later masters."""
+        if not member.node.segments:
+            return
+        self.rebuilding.joined(member.node.node)
+        now_s = self._state.now_s()
+        self._tell(
+            member.node.node,
+            [
+                DeadName(key=key, version=version, age_ms=max(0, int((now_s - at_s) * 1000)))
+                for key, version, at_s in self.names.dead
+            ],
+        )
+
+    def on_gone(self, node: NodeId) -> None:
+        if self._state.membership.get(node) is None:
+            self.rebuilding.left(node)
+        else:
+            self.rebuilding.announced(node)
+        for delete in list(self._deletes):
+            self._give_up(delete, node)
+
+    def tick(self) -> None:
+        """Once per beat interval."""
+        state, now_s = self._state, self._state.now_s()
+        self.names.expire(now_s)
+        for member in state.membership:
+            if member.state == "suspect":
+                for delete in list(self._deletes):
+                    self._give_up(delete, member.node.node)
+        if now_s - state.started_s < state.config.pool.orphan_s:
+            return  # puts that an earlier master knew of are not known here yet
+        orphans = find_orphans(
+            state.directory,
+            lambda key, version: self.names.is_held(key, version, now_s=now_s),
+            first_row=self._orphan_row,
+            sealed_before_s=now_s - state.config.pool.orphan_s,
+        )
+        self._orphan_row += MAX_SCANNED
+        if self._orphan_row >= len(state.directory.blocks.kind):
+            self._orphan_row = 0
+        for node, hashes in orphans.items():
+            log.info("chunks without an object node=%s num=%d", node, len(hashes))
+            self._free(node, hashes)
+
+    # -- deletes -------------------------------------------------------------------------------------------------
+
+    def delete(self, call: Call, keys: Sequence[BlockHash], states: bytes) -> None:
+        """Nothing reads these any more from now on; answered when the nodes have logged it."""
+        if len(self._deletes) >= MAX_DELETES:
+            raise Exhausted(f"{MAX_DELETES} deletes are running; wait for one", retry_after_ms=100)
+        state = self._state
+        dead: list[DeadName] = []
+        holders: set[NodeId] = set()
+        for key in keys:
+            version = self.names.next_version()
+            self.names.dead.add(key, version, state.now_s())
+            self.names.release(key, version)
+            holders.update(node for (node, _), _ in state.directory.versions_of(key))
+            self._remove(key, version)
+            state.directory.away.pop(key, None)
+            dead.append(DeadName(key=key, version=version))
+        told = self._broadcast(dead)
+        delete = _Delete(call, states, {(node, d.key) for node in told for d in dead})
+        delete.num_nodes = len(told)
+        delete.unconfirmed = holders - told
+        self._deletes.append(delete)
+        if not delete.left:
+            self._finish(delete)
+            return
+        left_s = call.deadline_s - state.now_s() - ANSWER_EARLY_S
+        delete.timer = state.loop.call_later(max(0.05, left_s), self._finish, delete)
+
+    def _confirm(self, node: NodeId, dead: Iterable[DeadName]) -> None:
+        for delete in list(self._deletes):
+            delete.left.difference_update((node, name.key) for name in dead)
+            if not delete.left:
+                self._finish(delete)
+
+    def _give_up(self, delete: _Delete, node: NodeId) -> None:
+        """It is stopped or gone; it hears of it when it joins again, from this master or by way of other nodes."""
+        waited = {each for each in delete.left if each[0] == node}
+        if waited:
+            delete.left -= waited
+            delete.unconfirmed.add(node)
+            if not delete.left:
+                self._finish(delete)
+
+    def _finish(self, delete: _Delete) -> None:
+        if delete not in self._deletes:
+            return
+        self._deletes.remove(delete)
+        if delete.timer is not None:
+            delete.timer.cancel()
+        late = {node for node, _ in delete.left} | delete.unconfirmed
+        num_logged = delete.num_nodes - len(late)
+        if late and num_logged < 2:
+            delete.call.fail(
+                Unavailable(
+                    f"not sure to stay deleted: only {num_logged} nodes have logged it, "
+                    f"{', '.join(sorted(late))} did not answer; delete again once they are back",
+                    retry_after_ms=1000,
+                )
+            )
+            return
+        delete.call.reply(DeleteNamesReply(states=delete.states, num_unconfirmed=len(late)))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _wins(self, place: Place, block: SealedBlock) -> bool:
+        """Whether no replica elsewhere is of a higher version; those of lower ones are dead now."""
+        key, version = block.meta.hash, block.version
+        held = self._state.directory.versions_of(key)
+        if any(other > version for _, other in held):
+            return False
+        if any(other < version for _, other in held):
+            dead = self._dead_name(key, version - 1)
+            self.names.dead.add(key, version - 1, self._state.now_s())
+            self._remove(key, version - 1, but=place)
+            self._broadcast([dead])
+        return True
+
+    def _dead_name(self, key: BlockHash, version: int) -> DeadName:
+        return DeadName(key=key, version=version)
+
+    def _remove(self, key: BlockHash, version: int, but: Place | None = None) -> None:
+        """Nobody is sent to these replicas any more; the nodes are told by the caller."""
+        state = self._state
+        for place, held in state.directory.versions_of(key):
+            if held > version:
+                continue
+            self._free_chunks(key, held)
+            node, tier = place
+            if place != but and state.directory.record_freed(node, [key], tier=tier):
+                state.out.publish(
+                    BlockRemoved(
+                        incarnation=state.incarnation, hash=key, node=node, tier=tier, why="cleared"
+                    )
+                )
+
+    def _free_chunks(self, key: BlockHash, version: int) -> None:
+        by_node: dict[NodeId, list[BlockHash]] = {}
+        for index in range(_MAX_CHUNKS):
+            chunk = chunk_key(key, version, index)
+            holders = self._state.directory.versions_of(chunk)
+            if not holders:
+                break
+            for node in {place[0] for place, _ in holders}:
+                by_node.setdefault(node, []).append(chunk)
+        for node, chunks in by_node.items():
+            self._free(node, chunks)
+
+    def _free(self, node: NodeId, hashes: Sequence[BlockHash]) -> None:
+        """Chunks have one version only: these need no number."""
+        member = self._state.membership.get(node)
+        for start in range(0, len(hashes) if member is not None else 0, NOTICE_NAMES):
+            part = list(hashes[start : start + NOTICE_NAMES])
+            assert member is not None
+            self._state.out.notify(member, FreeBlocks(hashes=part, is_deletion=True))
+
+    def _broadcast(self, dead: Sequence[DeadName], but: NodeId | None = None) -> set[NodeId]:
+        """Who was told: every cache node that is not dead."""
+        nodes = [
+            member.node.node
+            for member in self._state.membership
+            if member.node.segments and member.state != "dead" and member.node.node != but
+        ]
+        return {node for node in nodes if self._tell(node, dead)}
+
+    def _tell(self, node: NodeId, dead: Sequence[DeadName]) -> bool:
+        member = self._state.membership.get(node)
+        return member is not None and all(
+            self._state.out.notify(
+                member, ForgetNames(names=list(dead[start : start + NOTICE_NAMES]))
+            )
+            for start in range(0, len(dead), NOTICE_NAMES)
+        )

@@ -1,0 +1,232 @@
+"""Requests about names: reserve, release, locate, exist, delete, list, stat. Names to versions and places."""
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from daemons.conductor.membership import Member
+from daemons.conductor.put_placement import PutNode, choose_put_target
+from daemons.config.segment_cut import SLOT_ALIGN, default_slab_bytes
+from daemons.core.errors import ProtocolError, Unavailable
+from daemons.core.ids import BlockHash, HostId, NodeId
+from daemons.core.units import MIB
+from daemons.mc_master.name_keeper import NameKeeper
+from daemons.mc_master.state import MasterState
+from daemons.protocol.base import Ok
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.messages import NameRequest
+from daemons.protocol.name_hash import MAX_NAME_BYTES, name_key
+from daemons.protocol.objects import (
+    DeleteNames,
+    ExistNames,
+    ExistNamesReply,
+    ListNames,
+    ListNamesReply,
+    LocateNames,
+    LocateNamesReply,
+    NameToReserve,
+    ReleaseNames,
+    ReservedName,
+    ReserveNames,
+    ReserveNamesReply,
+    StatNames,
+    StatNamesReply,
+)
+from daemons.protocol.request import PutTarget
+from daemons.rpc import Call
+from daemons.store.block_table import NO_ROW
+from daemons.store.object_rows import list_names, stat_namespaces
+
+MAX_NAMES: Final = 10_000
+"""In one message."""
+MAX_VALUE_BYTES: Final = 1 << 40
+MAX_HOLD_S: Final = 60.0
+MAX_LEASE_S: Final = 3600.0
+_MAX_TARGETS: Final = 16
+_MAX_CHUNK: Final = 16 * MIB
+_SLOTS_PER_SLAB: Final = 4
+_ABSENT, _PRESENT, _UNREACHABLE, _REBUILDING = range(4)
+
+
+class ObjectHandlers:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState, keeper: NameKeeper) -> None:
+        self._state = state
+        self._keeper = keeper
+
+    def handle(self, call: Call, message: NameRequest) -> None:
+        match message:
+            case ReserveNames():
+                call.reply(self._reserve(message))
+            case ReleaseNames():
+                for item in message.names:
+                    key = name_key(message.namespace, item.name)
+                    if self._keeper.names.is_held(key, item.version, now_s=self._state.now_s()):
+                        self._keeper.names.release(key, item.version)
+                call.reply(Ok())
+            case LocateNames():
+                call.reply(self._locate(message))
+            case ExistNames():
+                _check_names(message.names)
+                rows = self._rows(message.namespace, message.names)
+                states = self._states(message.namespace, message.names, rows)
+                call.reply(ExistNamesReply(states=states))
+            case DeleteNames():
+                self._delete(call, message)
+            case ListNames():
+                call.reply(self._list(message))
+            case StatNames():
+                call.reply(StatNamesReply(namespaces=stat_namespaces(self._state.directory)))
+            case _:
+                assert_never(message)
+
+    # -- puts ----------------------------------------------------------------------------------------------------
+
+    def _reserve(self, message: ReserveNames) -> ReserveNamesReply:
+        _check_names([item.name for item in message.names])
+        if any(not 0 <= item.value_bytes <= MAX_VALUE_BYTES for item in message.names):
+            raise ProtocolError(f"a value has 0 to {MAX_VALUE_BYTES} bytes")
+        targets = self._targets(message)
+        if not targets:
+            raise Unavailable("no cache node is up to put to", retry_after_ms=500)
+        hold_s = min(max(0.0, message.hold_ms / 1000), MAX_HOLD_S)
+        names = [self._reserve_one(message, item, hold_s) for item in message.names]
+        self._state.conductor.num_plans += 1
+        targets[0].last_chosen = self._state.conductor.num_plans
+        return ReserveNamesReply(
+            names=names,
+            targets=[PutTarget(node=m.node.node, control=m.node.control) for m in targets],
+            chunk_bytes=_chunk_bytes(targets),
+        )
+
+    def _reserve_one(
+        self, message: ReserveNames, item: NameToReserve, hold_s: float
+    ) -> ReservedName:
+        names, now_s = self._keeper.names, self._state.now_s()
+        key = name_key(message.namespace, item.name)
+        if item.version:
+            is_held = names.renew(key, item.version, now_s=now_s, hold_s=hold_s)
+            return ReservedName(status="reserved" if is_held else "lost", version=item.version)
+        if not message.replaces:
+            [state] = self._states(
+                message.namespace, [item.name], self._rows(message.namespace, [item.name])
+            )
+            [replicas] = self._state.directory.locate([key], now_s=now_s, lease_s=0)
+            if replicas:
+                at = replicas[0]
+                return ReservedName(status="sealed", version=at.version, location=at)
+            if state == _UNREACHABLE:
+                return ReservedName(status="unreachable")
+            if state == _REBUILDING:
+                return ReservedName(status="rebuilding")
+            if names.is_reserved(key, now_s=now_s):
+                return ReservedName(status="being_written")
+        return ReservedName(
+            status="reserved", version=names.reserve(key, now_s=now_s, hold_s=hold_s)
+        )
+
+    def _targets(self, message: ReserveNames) -> list[Member]:
+        """Best first. Of an object that is replaced its own node, where readers see the new version at once."""
+        members = {
+            member.node.node: member
+            for member in self._state.membership
+            if member.node.segments and member.node.node not in message.exclude
+        }
+        nodes = [
+            PutNode(
+                node=node,
+                host_id=member.node.host_id,
+                state=member.state,
+                used_bytes=member.used_bytes,
+                capacity_bytes=member.capacity_bytes,
+                last_chosen=member.last_chosen,
+            )
+            for node, member in members.items()
+        ]
+        order: list[NodeId] = []
+        full = self._state.config.pool.high_watermark
+        while nodes and len(order) < _MAX_TARGETS:
+            chosen = choose_put_target(nodes, near=message.near or HostId(""), full=full)
+            if chosen is None:
+                break
+            order.append(chosen)
+            nodes = [node for node in nodes if node.node != chosen]
+        if message.replaces and len(message.names) == 1:
+            key = name_key(message.namespace, message.names[0].name)
+            holders = [
+                node for (node, _), _ in self._state.directory.versions_of(key) if node in order
+            ]
+            order = list(dict.fromkeys([*holders, *order]))
+        return [members[node] for node in order]
+
+    # -- look-ups ------------------------------------------------------------------------------------------------
+
+    def _rows(self, namespace: bytes, names: Sequence[bytes]) -> list[int]:
+        find = self._state.directory.blocks.rows_by_name.get(namespace, {}).get
+        return [find(name, NO_ROW) for name in names]
+
+    def _states(self, namespace: bytes, names: Sequence[bytes], rows: Sequence[int]) -> bytes:
+        directory = self._state.directory
+        states = directory.presence(rows, now_s=self._state.now_s())
+        if _ABSENT not in states:
+            return bytes(states)
+        absent = _REBUILDING if self._keeper.is_rebuilding() else _ABSENT
+        if directory.away or absent:
+            for index, state in enumerate(states):
+                if state == _ABSENT and rows[index] == NO_ROW:
+                    is_away = name_key(namespace, names[index]) in directory.away
+                    states[index] = _UNREACHABLE if is_away else absent
+        return bytes(states)
+
+    def _locate(self, message: LocateNames) -> LocateNamesReply:
+        _check_names(message.names)
+        state, blocks = self._state, self._state.directory.blocks
+        rows = self._rows(message.namespace, message.names)
+        states = self._states(message.namespace, message.names, rows)
+        lease_s = min(max(0.0, message.lease_ms / 1000), MAX_LEASE_S)
+        hashes = [blocks.hash_of(row) for row in rows if row != NO_ROW]
+        found = iter(state.directory.locate(hashes, now_s=state.now_s(), lease_s=lease_s))
+        replicas: list[list[BlockLocation]] = [[] if row == NO_ROW else next(found) for row in rows]
+        sizes = [0 if row == NO_ROW else blocks.names[row].value_bytes for row in rows]
+        grants = []
+        if message.wants_grants:
+            first = [of_name[0] for of_name in replicas if of_name]
+            grants = state.grants.sign(first, now_s=state.now_s(), ttl_s=lease_s)
+        return LocateNamesReply(states=states, replicas=replicas, value_bytes=sizes, grants=grants)
+
+    def _list(self, message: ListNames) -> ListNamesReply:
+        page = list_names(
+            self._state.directory,
+            message.namespace,
+            message.prefix,
+            cursor=message.cursor,
+            limit=min(max(1, message.limit), MAX_NAMES),
+            now_s=self._state.now_s(),
+        )
+        return ListNamesReply(names=page.names, cursor=page.cursor)
+
+    def _delete(self, call: Call, message: DeleteNames) -> None:
+        _check_names(message.names)
+        rows = self._rows(message.namespace, message.names)
+        states = self._states(message.namespace, message.names, rows)
+        now_s = self._state.now_s()
+        keys: list[BlockHash] = []
+        for name, state in zip(message.names, states, strict=True):
+            key = name_key(message.namespace, name)
+            # One that is just being put is deleted too: whoever deletes last means it.
+            if state != _ABSENT or self._keeper.names.is_reserved(key, now_s=now_s):
+                keys.append(key)
+        self._keeper.delete(call, keys, states)
+
+
+def _check_names(names: Sequence[bytes]) -> None:
+    if len(names) > MAX_NAMES:
+        raise ProtocolError(f"{len(names)} names in one message; {MAX_NAMES} are the most")
+    if names and not (min(map(len, names)) > 0 and max(map(len, names)) <= MAX_NAME_BYTES):
+        raise ProtocolError(f"a name has 1 to {MAX_NAME_BYTES} bytes")
+
+
+def _chunk_bytes(targets: Sequence[Member]) -> int:
+    """With its trailer in the page that is left over a chunk fills a slot of which slabs have a whole number."""
+    slabs = [default_slab_bytes(m.node.segments[0].capacity_bytes) for m in targets]
+    return max(MIB, min(_MAX_CHUNK, min(slabs) // _SLOTS_PER_SLAB)) - SLOT_ALIGN

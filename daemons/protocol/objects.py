@@ -1,0 +1,152 @@
+"""Named objects: reserving a name before a put, finding, listing and deleting names. Their bytes are blocks.
+
+An object is the block under the name's key (name_hash.py). A large one has a manifest there, and its chunks are
+blocks of their own.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from daemons.core.ids import HostId, NodeId
+from daemons.protocol.base import Message, Record
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.request import PutTarget
+from daemons.protocol.segment import RegionGrant
+
+NameState = Literal["absent", "present", "unreachable", "rebuilding"]
+"""Absent only where it is sure: unreachable objects are on nodes that are suspect, dead or away; a master that is
+rebuilding its directory has not heard of all yet."""
+NAME_STATES: tuple[NameState, ...] = ("absent", "present", "unreachable", "rebuilding")
+"""In a reply one byte a name, the index in here."""
+
+ReserveStatus = Literal["reserved", "sealed", "being_written", "unreachable", "rebuilding", "lost"]
+
+
+class NameToReserve(Record, frozen=True, kw_only=True):
+    """`version` renews a reservation that this put holds already; 0 asks for one."""
+
+    name: bytes
+    value_bytes: int
+    version: int = 0
+
+
+class ReserveNames(Message, frozen=True, kw_only=True):
+    """To the master, before a put: the version of each name, and where to put. Held for `hold_ms` or until sealed.
+
+    `replaces`: a version above the sealed one; else a sealed name is answered with where it is.
+    """
+
+    namespace: bytes
+    names: list[NameToReserve]
+    replaces: bool = False
+    hold_ms: int = 15_000
+    near: HostId | None = None
+    exclude: list[NodeId] = msgspec.field(default_factory=list)
+
+
+class ReservedName(Record, frozen=True, kw_only=True):
+    """`location` where it is sealed already; `version` is its version then."""
+
+    status: ReserveStatus
+    version: int = 0
+    location: BlockLocation | None = None
+
+
+class ReserveNamesReply(Message, frozen=True, kw_only=True):
+    """`targets` in the order of preference; values beyond `chunk_bytes` are cut: every node has slots for those."""
+
+    names: list[ReservedName]
+    targets: list[PutTarget]
+    chunk_bytes: int
+
+
+class ReleaseNames(Message, frozen=True, kw_only=True):
+    """To the master: these reservations are given up, nothing was put under them."""
+
+    namespace: bytes
+    names: list[NameToReserve]
+
+
+class LocateNames(Message, frozen=True, kw_only=True):
+    """To the master: where each object is; as Locate."""
+
+    namespace: bytes
+    names: list[bytes]
+    lease_ms: int = 10_000
+    wants_grants: bool = False
+
+
+class LocateNamesReply(Message, frozen=True, kw_only=True):
+    """`states` has one byte a name; the lists are in the same order, empty where nothing can be read."""
+
+    states: bytes
+    replicas: list[list[BlockLocation]]
+    value_bytes: list[int]
+    grants: list[RegionGrant] = msgspec.field(default_factory=list)
+
+
+class ExistNames(Message, frozen=True, kw_only=True):
+    """To the master: the state of each name. Only looks: no lease, no recency."""
+
+    namespace: bytes
+    names: list[bytes]
+
+
+class ExistNamesReply(Message, frozen=True, kw_only=True):
+    states: bytes
+
+
+class DeleteNames(Message, frozen=True, kw_only=True):
+    """To the master: these are not to come back. Answered when the nodes logged it, or shortly before the deadline."""
+
+    namespace: bytes
+    names: list[bytes]
+
+
+class DeleteNamesReply(Message, frozen=True, kw_only=True):
+    """One state a name as it was before; `num_unconfirmed` of the nodes that should have logged it did not answer."""
+
+    states: bytes
+    num_unconfirmed: int = 0
+
+
+class ListNames(Message, frozen=True, kw_only=True):
+    """Pages through the names of a namespace, in no order; `cursor` is that of the page before, 0 at first."""
+
+    namespace: bytes
+    prefix: bytes = b""
+    cursor: int = 0
+    limit: int = 1000
+
+
+class ListedName(Record, frozen=True, kw_only=True):
+    name: bytes
+    value_bytes: int
+    version: int
+    nodes: list[NodeId]
+    age_s: float
+    idle_s: float
+
+
+class ListNamesReply(Message, frozen=True, kw_only=True):
+    """`cursor` None: there are no more."""
+
+    names: list[ListedName]
+    cursor: int | None
+
+
+class NamespaceStat(Record, frozen=True, kw_only=True):
+    """One namespace's share of the pool."""
+
+    namespace: bytes
+    num_names: int
+    value_bytes: int
+
+
+class StatNames(Message, frozen=True):
+    """To the master: the namespaces that hold objects."""
+
+
+class StatNamesReply(Message, frozen=True, kw_only=True):
+    namespaces: list[NamespaceStat]
