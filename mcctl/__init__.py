@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from daemons.client.cluster import ClusterClient as ClusterClient
+    from daemons.client.objects import Store as Store
     from daemons.transfer import TransferEngine as TransferEngine
     from mcctl.cluster_plan import ClusterOptions as ClusterOptions
     from mcctl.local_cluster import LocalCluster as LocalCluster
@@ -17,6 +18,7 @@ _HOMES = {
     "ClusterClient": "daemons.client.cluster",
     "ClusterOptions": "mcctl.cluster_plan",
     "LocalCluster": "mcctl.local_cluster",
+    "Store": "daemons.client.objects",
     "TransferEngine": "daemons.transfer",
 }
 

@@ -1,0 +1,297 @@
+"""Getting values: located, read from the best replica, from the next when that fails, in parallel where it is worth it.
+
+A place from the cache that fails is looked up once more before anything counts as a miss; one that the master has
+just named, and that does not verify, is reported to it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import numpy as np
+
+from daemons.client.object_cache import Found
+from daemons.client.object_format import (
+    PIECE_BYTES,
+    Footer,
+    ValueType,
+    pack_footer,
+    pack_manifest,
+    parse_manifest,
+)
+from daemons.client.object_lookup import ObjectLookup
+from daemons.client.object_reader import ObjectReader, Place
+from daemons.client.object_writer import Item
+from daemons.core.errors import McError, Rejected, TransferError, Unavailable
+from daemons.core.units import MIB
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.name_hash import chunk_key
+from daemons.store.seal import BadSeal, Trailer, payload_checksums, seal
+from daemons.transfer import ByteArray
+
+_PARALLEL_BYTES: Final = 4 * MIB
+"""Below it handing work to other threads costs more than it saves."""
+_FAILOVER_S: Final = 0.25
+_FAILOVER_BYTES_PER_S: Final = 100 * MIB
+"""A replica that is slower is given up where there is another one."""
+
+_ATTEMPTS: Final = 3
+_REPORTED_S: Final = 0.01
+"""In which the master hears what a node has sealed."""
+
+Result = TypeVar("Result")
+Value = ByteArray | McError | None
+
+
+class ObjectFetch:
+    """Thread safe."""
+
+    def __init__(
+        self,
+        reader: ObjectReader,
+        lookup: ObjectLookup,
+        pool: ThreadPoolExecutor | None,
+        num_workers: int,
+    ) -> None:
+        self._reader = reader
+        self._lookup = lookup
+        self._pool = pool
+        self._num_workers = num_workers
+
+    def values(
+        self,
+        names: Sequence[bytes],
+        targets: Sequence[ByteArray] | None,
+        timeout_s: float,
+        types: Sequence[ValueType] | None = None,
+    ) -> list[Value]:
+        """The bytes of each, in its target where there are targets; a miss; or an error."""
+        deadline_s = time.monotonic() + timeout_s
+        found = self._lookup.find(names, timeout_s)
+        results: list[Value] = [None] * len(names)
+
+        def fetch(index: int) -> None:
+            at = found[index]
+            if not isinstance(at, Found):
+                results[index] = at
+                return
+            try:
+                fetched = self._value(
+                    names[index], at, None if targets is None else targets[index], deadline_s
+                )
+                if fetched is not None and types is not None:
+                    _check_type(fetched[0], types[index])
+                results[index] = None if fetched is None else fetched[1]
+            except McError as error:
+                results[index] = error
+
+        total = sum(at.value_bytes for at in found if isinstance(at, Found))
+        self._run(range(len(names)), fetch, total if len(names) > 1 else 0)
+        return results
+
+    def typed(self, name: bytes, timeout_s: float) -> tuple[ByteArray, ValueType] | None:
+        deadline_s = time.monotonic() + timeout_s
+        [found] = self._lookup.find([name], timeout_s)
+        if not isinstance(found, Found):
+            _raise(found)
+            return None
+        fetched = self._value(name, found, None, deadline_s)
+        return None if fetched is None else (fetched[1], fetched[0].type)
+
+    def part(self, name: bytes, start: int, length: int, timeout_s: float) -> ByteArray | None:
+        deadline_s = time.monotonic() + timeout_s
+        [found] = self._lookup.find([name], timeout_s)
+        if not isinstance(found, Found):
+            _raise(found)
+            return None
+        return self._again(name, found, lambda at: self._part(at, start, length, deadline_s))
+
+    def footer(self, found: Found, timeout_s: float) -> Footer:
+        deadline_s = time.monotonic() + timeout_s
+        return self._failing_over(
+            found.places,
+            deadline_s,
+            0,
+            lambda place, left_s: self._reader.read_footer(place, left_s),
+        )[0]
+
+    def is_same(self, sealed: BlockLocation, item: Item) -> bool:
+        """Whether what is sealed there is this value: its checksums are, and so its seals; no bytes are read."""
+        place = Place(sealed)
+        footer, trailer = self._reader.read_footer(place, 2.0)
+        if (footer.value_bytes, footer.type) != (item.value.nbytes, item.type):
+            return False
+        view = item.value.data
+        if not footer.chunk_bytes:
+            whole = memoryview(
+                bytes(view[len(view) // trailer.piece_bytes * trailer.piece_bytes :])
+            )
+            pieces = payload_checksums(view[: len(view) - len(whole)], 0, trailer.piece_bytes)
+            ending = memoryview(bytes(whole) + pack_footer(footer))
+            pieces += payload_checksums(ending, 0, trailer.piece_bytes)
+            return tuple(pieces) == trailer.checksums
+        checksums = [
+            _chunk_seal(sealed, index, view[start : start + footer.chunk_bytes])
+            for index, start in enumerate(range(0, len(view), footer.chunk_bytes))
+        ]
+        _, manifest = self._reader.read_object(place, None, 2.0)
+        return manifest.tobytes() == pack_manifest(checksums)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _value(
+        self, name: bytes, found: Found, target: ByteArray | None, deadline_s: float
+    ) -> tuple[Footer, ByteArray] | None:
+        return self._again(name, found, lambda at: self._read(at, target, deadline_s))
+
+    def _again(self, name: bytes, found: Found, read: Callable[[Found], Result]) -> Result | None:
+        """Again where the master places it now, as it may just have been replaced; None for what stays bad."""
+        is_cached = found.is_cached
+        for attempt in range(_ATTEMPTS):
+            try:
+                return read(found)
+            except (TransferError, Unavailable) as error:
+                self._lookup.cache.drop(name)
+                is_bad = isinstance(error, BadSeal)
+                if attempt + 1 == _ATTEMPTS or not (is_bad or is_cached):
+                    if not is_bad:
+                        raise
+                    self._lookup.report_bad(found.places[0].location, error.message)
+                    return None
+            if not is_cached:
+                time.sleep(_REPORTED_S)
+            [fresh] = self._lookup.find([name], 2.0, is_fresh=True)
+            if not isinstance(fresh, Found):
+                _raise(fresh)
+                return None
+            found, is_cached = fresh, False
+        raise AssertionError("the last attempt returns or raises")
+
+    def _read(
+        self, found: Found, target: ByteArray | None, deadline_s: float
+    ) -> tuple[Footer, ByteArray]:
+        if target is not None and target.nbytes != found.value_bytes:
+            raise Rejected(f"{found.value_bytes} bytes do not fill a target of {target.nbytes}")
+        footer, body = self._failing_over(
+            found.places,
+            deadline_s,
+            found.places[0].location.length,
+            lambda place, left_s: self._reader.read_object(place, target, left_s),
+        )
+        if not footer.chunk_bytes:
+            return footer, body
+        value = np.empty(footer.value_bytes, np.uint8) if target is None else target
+        self._read_chunks(found, (footer, body), (0, footer.value_bytes), value, deadline_s)
+        return footer, value
+
+    def _part(self, found: Found, start: int, length: int, deadline_s: float) -> ByteArray:
+        end = min(start + length, found.value_bytes)
+        target = np.empty(max(0, end - start), np.uint8)
+        if not target.nbytes:
+            return target
+        location = found.places[0].location
+        is_inline = location.length > found.value_bytes
+        if is_inline:
+            self._failing_over(
+                found.places,
+                deadline_s,
+                target.nbytes,
+                lambda place, left_s: self._reader.read_range(place, start, target, left_s),
+            )
+            return target
+        read = self._failing_over(
+            found.places,
+            deadline_s,
+            location.length,
+            lambda place, left_s: self._reader.read_object(place, None, left_s),
+        )
+        self._read_chunks(found, read, (start, end), target, deadline_s)
+        return target
+
+    def _read_chunks(
+        self,
+        found: Found,
+        read: tuple[Footer, ByteArray],
+        wanted: tuple[int, int],
+        target: ByteArray,
+        deadline_s: float,
+    ) -> None:
+        """Bytes [start, end) of the value. Raises BadSeal where a chunk is nowhere."""
+        footer, (start, end) = read[0], wanted
+        checksums = parse_manifest(read[1].tobytes(), footer)
+        size = footer.chunk_bytes
+        indexes = range(start // size, -(-end // size))
+        left_s = max(0.05, deadline_s - time.monotonic())
+        places = self._lookup.find_chunks(found, footer, indexes, left_s)
+        if len(places) < len(indexes):
+            raise BadSeal(f"{len(indexes) - len(places)} of {len(indexes)} chunks are gone")
+
+        def fetch(index: int) -> None:
+            good = [p for p in places[index] if p.location.seal_checksum == checksums[index]]
+            first, last = index * size, index * size + footer.chunk_length(index)
+            into = target[max(start, first) - start : min(end, last) - start]
+            is_whole = into.nbytes == last - first
+            read = self._reader.read_chunk if is_whole else None
+
+            def once(place: Place, left_s: float) -> None:
+                if read is not None:
+                    read(place, into, left_s)
+                else:
+                    self._reader.read_range(place, max(start, first) - first, into, left_s)
+
+            self._failing_over(good, deadline_s, last - first, once)
+
+        self._run(indexes, fetch, end - start)
+
+    def _failing_over(
+        self,
+        places: Sequence[Place],
+        deadline_s: float,
+        num_bytes: int,
+        read: Callable[[Place, float], Result],
+    ) -> Result:
+        """From the first place that gives it. Raises what the last one did."""
+        error: McError = BadSeal("there is no replica that the manifest names")
+        for index, place in enumerate(places):
+            left_s = deadline_s - time.monotonic()
+            if index + 1 < len(places):
+                left_s = min(left_s, _FAILOVER_S + num_bytes / _FAILOVER_BYTES_PER_S)
+            try:
+                return read(place, max(0.05, left_s))
+            except (TransferError, Unavailable) as failure:
+                error = failure
+        raise error
+
+    def _run(self, indexes: Sequence[int], work: Callable[[int], None], num_bytes: int) -> None:
+        """All of them; on several threads when there is much to move. Raises the first error."""
+        if self._pool is None or num_bytes < _PARALLEL_BYTES or len(indexes) < 2:
+            for index in indexes:
+                work(index)
+            return
+
+        def share(number: int) -> None:
+            for index in indexes[number :: self._num_workers]:
+                work(index)
+
+        for done in [self._pool.submit(share, number) for number in range(self._num_workers)]:
+            done.result()
+
+
+def _chunk_seal(sealed: BlockLocation, index: int, chunk: memoryview) -> int:
+    """The seal checksum that this chunk has in the version that is sealed."""
+    checksums = tuple(payload_checksums(chunk, 0, PIECE_BYTES))
+    key = chunk_key(sealed.hash, sealed.version, index)
+    return seal(Trailer(key, sealed.version, len(chunk), checksums, PIECE_BYTES))[1]
+
+
+def _check_type(footer: Footer, wanted: ValueType) -> None:
+    if wanted.dtype and footer.type.dtype and wanted != footer.type:
+        raise Rejected(
+            f"it is {footer.type.dtype} {footer.type.shape}, not {wanted.dtype} {wanted.shape}"
+        )
+
+
+def _raise(found: Found | McError | None) -> None:
+    if isinstance(found, McError):
+        raise found

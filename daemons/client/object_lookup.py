@@ -1,0 +1,160 @@
+"""Finding objects and their chunks: the cache first, then the master, one message for all names that are not there."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from daemons.client.object_cache import Found, ObjectCache
+from daemons.client.object_format import Footer
+from daemons.client.object_reader import Place
+from daemons.client.sessions import Sessions
+from daemons.core.errors import McError, Unavailable
+from daemons.core.ids import BlockHash
+from daemons.protocol.base import Ok
+from daemons.protocol.block import BadReplica, BlockLocation, Locate, LocateReply
+from daemons.protocol.name_hash import chunk_key
+from daemons.protocol.objects import NAME_STATES, LocateNames, LocateNamesReply, NameState
+from daemons.protocol.segment import Grant, RegionGrant
+from daemons.store.runs import runs_of
+from daemons.transfer.capability import MAX_RANGES
+
+LEASE_S: Final = 10.0
+_RETRY_S: Final = 0.05
+_PAGE_CHUNKS: Final = 4096
+
+
+class ObjectLookup:
+    """Thread safe. `has_secret`: this process opens nodes' memory itself and needs no grants."""
+
+    def __init__(self, sessions: Sessions, namespace: bytes, *, has_secret: bool) -> None:
+        self.cache = ObjectCache()
+        self._sessions = sessions
+        self._namespace = namespace
+        self._wants_grants = not has_secret
+
+    def find(
+        self, names: Sequence[bytes], timeout_s: float, *, is_fresh: bool = False
+    ) -> list[Found | McError | None]:
+        """None is a miss that is sure. `is_fresh`: not from the cache."""
+        found: list[Found | McError | None] = [
+            None if is_fresh else self.cache.get(name) for name in names
+        ]
+        missing = [index for index, each in enumerate(found) if each is None]
+        if missing:
+            asked = self._ask([names[index] for index in missing], timeout_s)
+            for index, each in zip(missing, asked, strict=True):
+                found[index] = each
+        return found
+
+    def find_chunks(
+        self, found: Found, footer: Footer, indexes: Sequence[int], timeout_s: float
+    ) -> dict[int, list[Place]]:
+        """Of the object that `found` is, in its version; without those that are nowhere."""
+        object_at = found.places[0].location
+        wanted = [index for index in indexes if index not in found.chunks]
+        keys = [chunk_key(object_at.hash, object_at.version, index) for index in wanted]
+        for start in range(0, len(wanted), _PAGE_CHUNKS):
+            part = keys[start : start + _PAGE_CHUNKS]
+            for index, places in zip(
+                wanted[start : start + _PAGE_CHUNKS], self._ask_chunks(part, timeout_s), strict=True
+            ):
+                found.chunks[index] = places
+        return {index: found.chunks[index] for index in indexes if found.chunks[index]}
+
+    def report_bad(self, location: BlockLocation, why: str) -> None:
+        """The node looks for itself before it drops anything; nobody waits for that."""
+        message = BadReplica(hash=location.hash, node=location.node, why=why)
+        with contextlib.suppress(McError), self._sessions.borrow() as session:
+            session.ask_master(message, Ok, 1.0)
+
+    def remember(
+        self,
+        name: bytes,
+        location: BlockLocation,
+        value_bytes: int,
+        chunks: Sequence[BlockLocation | None] = (),
+    ) -> None:
+        """What a node said when it sealed our put."""
+        known = {i: [Place(chunk)] for i, chunk in enumerate(chunks) if chunk is not None}
+        until_s = time.monotonic() + LEASE_S
+        self.cache.put(name, Found([Place(location)], value_bytes, until_s, True, known))
+
+    def _ask(self, names: list[bytes], timeout_s: float) -> list[Found | McError | None]:
+        deadline_s = time.monotonic() + timeout_s
+        message = LocateNames(
+            namespace=self._namespace,
+            names=names,
+            lease_ms=int(LEASE_S * 1000),
+            wants_grants=self._wants_grants,
+        )
+        while True:
+            left_s = max(0.05, deadline_s - time.monotonic())
+            with self._sessions.borrow() as session:
+                reply = session.ask_patiently(message, LocateNamesReply, left_s)
+            states = [NAME_STATES[state] for state in reply.states]
+            is_waiting = any(
+                state == "rebuilding" and not replicas
+                for state, replicas in zip(states, reply.replicas, strict=True)
+            )
+            if not is_waiting or time.monotonic() + _RETRY_S >= deadline_s:
+                break
+            time.sleep(_RETRY_S)
+        return self._take(names, states, reply)
+
+    def _take(
+        self, names: list[bytes], states: Sequence[NameState], reply: LocateNamesReply
+    ) -> list[Found | McError | None]:
+        until_s = time.monotonic() + LEASE_S
+        places = _places(reply.replicas, reply.grants)
+        results: list[Found | McError | None] = []
+        for index, name in enumerate(names):
+            if places[index]:
+                found = Found(places[index], reply.value_bytes[index], until_s)
+                self.cache.put(name, found)
+                results.append(found)
+            elif states[index] in ("absent", "present"):
+                results.append(None)  # present, and just being evicted
+            elif states[index] == "unreachable":
+                results.append(Unavailable(f"{name!r} is held by nodes that are away"))
+            else:
+                results.append(
+                    Unavailable(
+                        f"{name!r} is not known yet: the master is rebuilding its directory",
+                        retry_after_ms=500,
+                    )
+                )
+        return results
+
+    def _ask_chunks(self, keys: list[BlockHash], timeout_s: float) -> list[list[Place]]:
+        message = Locate(hashes=keys, lease_ms=int(LEASE_S * 1000), wants_grants=self._wants_grants)
+        with self._sessions.borrow() as session:
+            reply = session.ask_patiently(message, LocateReply, timeout_s)
+        return _places(reply.replicas, reply.grants)
+
+
+def _places(
+    replicas: Sequence[list[BlockLocation]], grants: Sequence[RegionGrant]
+) -> list[list[Place]]:
+    """With the grant of each first replica: they come for the runs of those in order, so many to a grant."""
+    if not grants:
+        return [[Place(each) for each in of_name] for of_name in replicas]
+    first = [of_name[0] for of_name in replicas if of_name]
+    by_region: dict[tuple[int, int], list[Grant]] = {}
+    for each in grants:
+        by_region.setdefault((each.epoch, each.region_id), []).append(each.grant)
+    seen: dict[tuple[int, int], int] = {}
+    opened: list[Grant | None] = [None] * len(first)
+    for run in runs_of(first):
+        key = (run.region.address.epoch, run.region.region_id)
+        number = seen.get(key, 0)
+        seen[key] = number + 1
+        of_region = by_region.get(key, [])
+        if number // MAX_RANGES < len(of_region):
+            grant = of_region[number // MAX_RANGES]
+            opened[run.first : run.first + run.num_blocks] = [grant] * run.num_blocks
+    grant_of = iter(opened)
+    return [
+        [Place(each, next(grant_of) if not index else None) for index, each in enumerate(of_name)]
+        for of_name in replicas
+    ]

@@ -1,0 +1,421 @@
+"""Putting objects: names are reserved at the master, nodes pull the blocks, the object's own block comes last.
+
+A large value is cut into chunks spread over the nodes; until the manifest is sealed nobody finds any of it, and chunks
+without one are freed after a while. Small values of one call go to one node in one message.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from daemons.client.object_format import (
+    FOOTER_BYTES,
+    PIECE_BYTES,
+    Footer,
+    ValueType,
+    chunk_meta,
+    object_meta,
+    pack_footer,
+    pack_manifest,
+)
+from daemons.client.object_source import PutMemory, SourceMemory
+from daemons.client.sessions import Session
+from daemons.core.errors import (
+    Conflict,
+    Exhausted,
+    McError,
+    TransferError,
+    Unavailable,
+)
+from daemons.core.ids import BlockHash, new_put_id
+from daemons.core.units import MIB, format_size
+from daemons.protocol.base import Ok
+from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply
+from daemons.protocol.messages import Reply
+from daemons.protocol.name_hash import name_key
+from daemons.protocol.objects import (
+    NameToReserve,
+    ReleaseNames,
+    ReservedName,
+    ReserveNames,
+    ReserveNamesReply,
+)
+from daemons.protocol.request import PutTarget
+from daemons.protocol.segment import Source, Strided
+from daemons.store.seal import num_pieces
+from daemons.transfer import ByteArray, host_id
+
+_HOLD_S: Final = 15.0
+_RENEW_S: Final = 4.0
+_RETRY_S: Final = 0.02
+_ONE_NODE_BYTES: Final = 8 * MIB
+"""Calls of less than this go to one node: one message instead of several."""
+_MAX_MESSAGE_BLOCKS: Final = 256
+_MAX_MESSAGE_BYTES: Final = 1024 * MIB
+_PUT_TIMEOUT_S: Final = 15.0
+
+IsSame = Callable[[BlockLocation, "Item"], bool]
+"""Whether what is sealed there is this value already."""
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One value on its way. `outcome`: its location once it is sealed, or why it is not."""
+
+    name: bytes
+    value: ByteArray
+    type: ValueType
+    outcome: BlockLocation | McError | None = None
+    version: int = 0
+    footer: Footer | None = None
+    chunks: list[BlockLocation | None] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A block to put: chunk `index` of an item, or, with None, the object's own."""
+
+    item: Item
+    index: int | None
+    block: PutBlock
+    why: McError | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.block.source.ranges.length
+
+
+class ObjectPut:
+    """One call: several items of one namespace. Used once, in one thread."""
+
+    def __init__(
+        self,
+        session: Session,
+        memory: SourceMemory,
+        namespace: bytes,
+        *,
+        replaces: bool,
+        is_same: IsSame,
+        timeout_s: float,
+    ) -> None:
+        self._session = session
+        self._memory = memory
+        self._namespace = namespace
+        self._replaces = replaces
+        self._is_same = is_same
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._renewed_s = 0.0
+        self._targets: list[PutTarget] = []
+        self._chunk_bytes = 0
+        self._used: PutMemory | None = None
+        self._is_unanswered = False
+
+    def run(self, items: Sequence[Item]) -> None:
+        """Every item has its outcome afterwards."""
+        self._used = self._memory.open()
+        try:
+            self._reserve(items)
+            mine = [item for item in items if item.outcome is None]
+            self._put_parts([part for item in mine for part in self._first_parts(item)])
+            cut = [item for item in mine if item.outcome is None and item.chunks]
+            self._put_parts([self._manifest(item) for item in cut])
+        except McError as error:
+            for item in items:
+                item.outcome = item.outcome or error
+        finally:
+            self._give_back(items)
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def _reserve(self, items: Sequence[Item]) -> None:
+        waiting = list(items)
+        while waiting:
+            reply = self._ask_reserve(
+                [NameToReserve(name=i.name, value_bytes=i.value.nbytes) for i in waiting]
+            )
+            again = [
+                item
+                for item, reserved in zip(waiting, reply.names, strict=True)
+                if not self._take(item, reserved)
+            ]
+            if again and time.monotonic() + _RETRY_S >= self._deadline_s:
+                for item in again:
+                    item.outcome = self._late(item, reply)
+                return
+            waiting = again
+            if waiting:
+                time.sleep(_RETRY_S)
+
+    def _take(self, item: Item, reserved: ReservedName) -> bool:
+        """False: ask again."""
+        match reserved.status:
+            case "reserved":
+                item.version = reserved.version
+            case "sealed":
+                assert reserved.location is not None
+                return self._compare(item, reserved.location)
+            case "unreachable":
+                item.outcome = Unavailable(
+                    f"{_shown(item.name)} is held by nodes that are away; replace it, or wait for them"
+                )
+            case "lost":
+                item.outcome = _overtaken(item)
+            case "being_written" | "rebuilding":
+                return False
+        return True
+
+    def _compare(self, item: Item, sealed: BlockLocation) -> bool:
+        try:
+            is_same = self._is_same(sealed, item)
+        except McError:
+            return False  # it is just going, or cannot be read now
+        item.outcome = (
+            sealed
+            if is_same
+            else Conflict(
+                f"{_shown(item.name)} is sealed with other bytes (version {sealed.version}); "
+                "replace it, or delete it first"
+            )
+        )
+        return True
+
+    def _late(self, item: Item, reply: ReserveNamesReply) -> McError:
+        return Unavailable(
+            f"{_shown(item.name)} could not be put within {self._timeout_s:g} s: another client is putting it, or the "
+            "master is still hearing what its nodes have"
+        )
+
+    def _ask_reserve(
+        self, names: list[NameToReserve], *, exclude: Sequence[PutTarget] = ()
+    ) -> ReserveNamesReply:
+        reply = self._session.ask_patiently(
+            ReserveNames(
+                namespace=self._namespace,
+                names=names,
+                replaces=self._replaces,
+                hold_ms=int(_HOLD_S * 1000),
+                near=host_id(),
+                exclude=[target.node for target in exclude],
+            ),
+            ReserveNamesReply,
+            self._left_s(),
+        )
+        self._targets, self._renewed_s = reply.targets, time.monotonic()
+        self._chunk_bytes = self._chunk_bytes or reply.chunk_bytes
+        return reply
+
+    def _renew(self, items: Sequence[Item]) -> None:
+        """Hear which nodes are to be asked now, and that nobody has overtaken us."""
+        names = [
+            NameToReserve(name=i.name, value_bytes=i.value.nbytes, version=i.version) for i in items
+        ]
+        try:
+            reply = self._ask_reserve(names)
+        except Unavailable:
+            return  # a master that restarts; the nodes go on
+        for item, reserved in zip(items, reply.names, strict=True):
+            if reserved.status == "lost":
+                item.outcome = _overtaken(item)
+
+    # -- blocks --------------------------------------------------------------------------------------------------
+
+    def _first_parts(self, item: Item) -> list[_Part]:
+        """The whole object, or its chunks."""
+        assert self._used is not None
+        source = self._memory.add(self._used, item.value)
+        size = item.value.nbytes
+        if size <= self._chunk_bytes:
+            item.footer = Footer(size, 0, item.type)
+            return [_Part(item, None, self._object_block(item, source))]
+        item.footer = footer = Footer(size, self._chunk_bytes, item.type)
+        item.chunks = [None] * footer.num_chunks
+        key = name_key(self._namespace, item.name)
+        parts = []
+        for index in range(footer.num_chunks):
+            length = footer.chunk_length(index)
+            block = PutBlock(
+                meta=chunk_meta(self._namespace, key, item.version, index),
+                source=_part_of(source, index * self._chunk_bytes, length),
+                num_layers=num_pieces(length, PIECE_BYTES),
+                version=item.version,
+                piece_bytes=PIECE_BYTES,
+            )
+            parts.append(_Part(item, index, block))
+        return parts
+
+    def _manifest(self, item: Item) -> _Part:
+        assert self._used is not None
+        checksums = [chunk.seal_checksum for chunk in item.chunks if chunk is not None]
+        packed = np.frombuffer(pack_manifest(checksums), np.uint8)
+        return _Part(item, None, self._object_block(item, self._memory.add(self._used, packed)))
+
+    def _object_block(self, item: Item, source: Source) -> PutBlock:
+        assert item.footer is not None
+        return PutBlock(
+            meta=object_meta(self._namespace, item.name, item.value.nbytes),
+            source=source,
+            num_layers=num_pieces(source.ranges.length + FOOTER_BYTES, PIECE_BYTES),
+            version=item.version,
+            piece_bytes=PIECE_BYTES,
+            tail=pack_footer(item.footer),
+        )
+
+    def _put_parts(self, parts: Sequence[_Part]) -> None:
+        """Rounds over the nodes that have room, until all are sealed or the time is up."""
+        left = list(parts)
+        full: set[str] = set()
+        while left:
+            self._put_round(left, full)
+            left = [part for part in left if part.why is not None and part.item.outcome is None]
+            if not left:
+                return
+            wait_s = max(0.0, max((p.why.retry_after_ms or 0) / 1000 for p in left if p.why))
+            if not self._is_worth_waiting(left, wait_s):
+                for part in left:
+                    part.item.outcome = self._explain(part)
+                return
+            if len(full) >= len(self._targets):
+                time.sleep(max(_RETRY_S, min(wait_s, 0.5)))
+                self._renew(list({id(p.item): p.item for p in left}.values()))
+                full.clear()
+
+    def _is_worth_waiting(self, left: Sequence[_Part], wait_s: float) -> bool:
+        is_late = time.monotonic() + max(wait_s, _RETRY_S) >= self._deadline_s
+        return not is_late and all(
+            isinstance(part.why, Exhausted | Unavailable | TransferError) for part in left
+        )
+
+    def _put_round(self, parts: Sequence[_Part], full: set[str]) -> None:
+        """Each part once, at a node that has not refused in this round; several messages to a node one by one."""
+        queues = self._share(parts, full)
+        while any(queues.values()):
+            if time.monotonic() - self._renewed_s > _RENEW_S:
+                self._renew(list({id(p.item): p.item for p in parts if p.item.version}.values()))
+            sent = [(control, _batch(queue)) for control, queue in queues.items() if queue]
+            messages = [
+                (
+                    control,
+                    Put(
+                        put_id=new_put_id(),
+                        blocks=[part.block for part in batch],
+                        wants_locations=True,
+                    ),
+                )
+                for control, batch in sent
+            ]
+            replies = self._session.ask_nodes(messages, min(_PUT_TIMEOUT_S, self._left_s()))
+            for (control, batch), reply in zip(sent, replies, strict=True):
+                self._heard(control, batch, reply, full)
+
+    def _share(self, parts: Sequence[_Part], full: set[str]) -> dict[str, list[_Part]]:
+        """By bytes over the nodes; all to the best one where there is little to move."""
+        controls = [t.control for t in self._targets if t.control not in full]
+        controls = controls or [t.control for t in self._targets]
+        if not controls:
+            raise Unavailable("no cache node is up to put to", retry_after_ms=500)
+        if sum(part.num_bytes for part in parts) <= _ONE_NODE_BYTES:
+            controls = controls[:1]
+        queues: dict[str, list[_Part]] = {control: [] for control in controls}
+        load = dict.fromkeys(controls, 0)
+        for part in parts:
+            control = min(controls, key=load.__getitem__)
+            queues[control].append(part)
+            load[control] += part.num_bytes + 1
+        return queues
+
+    def _heard(
+        self, control: str, batch: Sequence[_Part], reply: Reply | McError, full: set[str]
+    ) -> None:
+        if not isinstance(reply, PutReply):
+            error = (
+                reply if isinstance(reply, McError) else Unavailable(f"{control} answers nonsense")
+            )
+            self._is_unanswered = self._is_unanswered or isinstance(error, Unavailable)
+            full.add(control)
+            for part in batch:
+                part.why = error
+            return
+        found = {location.hash: location for location in reply.locations}
+        for part, status in zip(batch, reply.results, strict=True):
+            part.why = None
+            if status in ("stored", "already_sealed"):
+                self._sealed(part, found)
+            elif status == "conflict":
+                part.item.outcome = _overtaken(part.item)
+            elif status == "failed":
+                part.why = TransferError(
+                    f"{control} could not pull {_shown(part.item.name)}: {reply.why}"
+                )
+                full.add(control)
+            else:
+                part.why = Exhausted(f"{control}: {reply.why}", retry_after_ms=reply.retry_after_ms)
+                full.add(control)
+
+    def _sealed(self, part: _Part, found: dict[BlockHash, BlockLocation]) -> None:
+        location = found.get(part.block.meta.hash)
+        if location is None:
+            part.why = Unavailable("it was sealed and is gone already", retry_after_ms=20)
+        elif part.index is None:
+            part.item.outcome = location
+        else:
+            part.item.chunks[part.index] = location
+
+    def _explain(self, part: _Part) -> McError:
+        why = part.why
+        assert why is not None
+        if not isinstance(why, Exhausted):
+            return why
+        return Exhausted(
+            f"no room for {_shown(part.item.name)} of {format_size(part.item.value.nbytes)} within "
+            f"{self._timeout_s:g} s; {why.message}",
+            retry_after_ms=why.retry_after_ms,
+        )
+
+    def _give_back(self, items: Sequence[Item]) -> None:
+        failed = [
+            NameToReserve(name=item.name, value_bytes=0, version=item.version)
+            for item in items
+            if item.version and isinstance(item.outcome, McError)
+        ]
+        if self._used is not None:
+            if self._is_unanswered:
+                self._memory.void(self._used)
+            else:
+                self._memory.release(self._used)
+        if failed:
+            try:
+                message = ReleaseNames(namespace=self._namespace, names=failed)
+                self._session.ask_master(message, Ok, 0.5)
+            except McError:
+                return  # it ends by itself
+
+    def _left_s(self) -> float:
+        return max(0.05, self._deadline_s - time.monotonic())
+
+
+def _batch(queue: list[_Part]) -> list[_Part]:
+    """Take the next message's worth off the queue."""
+    count = num_bytes = 0
+    while count < min(len(queue), _MAX_MESSAGE_BLOCKS) and num_bytes < _MAX_MESSAGE_BYTES:
+        num_bytes += queue[count].num_bytes
+        count += 1
+    batch = queue[:count]
+    del queue[:count]
+    return batch
+
+
+def _part_of(source: Source, start: int, length: int) -> Source:
+    ranges = Strided(offset=source.ranges.offset + start, row_bytes=length)
+    return Source(region=source.region, ranges=ranges, generation=source.generation)
+
+
+def _overtaken(item: Item) -> Conflict:
+    return Conflict(f"{_shown(item.name)} was replaced or deleted while it was put")
+
+
+def _shown(name: bytes) -> str:
+    return repr(name)[1:] if len(name) <= 40 else f"{name[:40]!r}..."[1:]

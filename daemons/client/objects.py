@@ -1,0 +1,390 @@
+"""The object store's client: values under names in a namespace, put and read without a copy where memory is registered.
+
+A get gives the value's bytes, b"" for an empty value, None for a miss that is sure, and raises McError for what is
+neither; batch calls give one of these per name. A reader sees a whole version or a miss, never a mixture.
+"""
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+
+from daemons.client.object_cache import Found
+from daemons.client.object_fetch import ObjectFetch
+from daemons.client.object_format import ValueType, as_name, type_of
+from daemons.client.object_lookup import ObjectLookup
+from daemons.client.object_reader import ObjectReader
+from daemons.client.object_source import SourceMemory
+from daemons.client.object_writer import Item, ObjectPut
+from daemons.client.sessions import ReplyType, Sessions
+from daemons.core.errors import McError, Rejected, TransferError
+from daemons.core.ids import NodeId
+from daemons.core.units import MIB
+from daemons.protocol.base import Message
+from daemons.protocol.objects import (
+    NAME_STATES,
+    DeleteNames,
+    DeleteNamesReply,
+    ExistNames,
+    ExistNamesReply,
+    ListedName,
+    ListNames,
+    ListNamesReply,
+    NamespaceStat,
+    NameState,
+    StatNames,
+    StatNamesReply,
+)
+from daemons.protocol.segment import RegionRef
+from daemons.transfer import ByteArray, TransferEngine, as_bytes
+from daemons.transfer.buffers import Buffer
+
+Result = TypeVar("Result")
+Name = bytes | str
+"""1 to 256 bytes; a str is its UTF-8."""
+
+_MAX_NAMES: Final = 10_000
+"""In one message; longer calls send several."""
+_PAGE_NAMES: Final = 1000
+_PUT_BYTES_PER_S: Final = 100 * MIB
+"""What a put is given time for, beside its timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """What is known of one object. `dtype` and `shape` are those of the array that was put, empty for bytes."""
+
+    name: bytes
+    value_bytes: int
+    version: int
+    num_chunks: int
+    nodes: tuple[NodeId, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Store:
+    """Thread safe. One per process is enough; close it, or use it in a `with`.
+
+    `engine`: one of the caller's, whose registered regions are then known to it already. Without it the store has an
+    engine of its own that listens at `bind_host`, where cache nodes of other hosts must reach it. `secret` is the
+    cluster's, for daemons.
+    """
+
+    def __init__(  # noqa: PLR0913  # settings of a client, by keyword
+        self,
+        master: str = "tcp://127.0.0.1:7700",
+        *,
+        namespace: Name = b"",
+        timeout_s: float = 5.0,
+        bind_host: str = "127.0.0.1",
+        engine: TransferEngine | None = None,
+        secret: bytes | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.master = master
+        self.namespace = namespace.encode() if isinstance(namespace, str) else bytes(namespace)
+        if len(self.namespace) > 256:
+            raise Rejected(f"a namespace has at most 256 bytes, not {len(self.namespace)}")
+        self.timeout_s = timeout_s
+        self._directory = None
+        self._own_engine: TransferEngine | None = None
+        if engine is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="mcs-")
+            self._own_engine = engine = TransferEngine(
+                bind_host=bind_host, unix_dir=Path(self._directory.name), secret=secret
+            )
+        self._sessions = Sessions(master)
+        self._lookup = ObjectLookup(self._sessions, self.namespace, has_secret=secret is not None)
+        self._memory = SourceMemory(engine)
+        workers = num_threads or min(4, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mc-store")
+        self._fetch = ObjectFetch(
+            ObjectReader(engine), self._lookup, self._pool if workers > 1 else None, workers
+        )
+        self._is_closed = False
+
+    # -- puts ----------------------------------------------------------------------------------------------------
+
+    def put(self, name: Name, value: Buffer, *, timeout_s: float | None = None) -> int:
+        """The version. The same bytes again succeed and move nothing; other bytes raise Conflict."""
+        return _one(self.put_many([(name, value)], timeout_s=timeout_s))
+
+    def replace(self, name: Name, value: Buffer, *, timeout_s: float | None = None) -> int:
+        """Put in place of whatever is there, or of nothing; the new version is above every earlier one."""
+        return _one(self.replace_many([(name, value)], timeout_s=timeout_s))
+
+    def put_many(
+        self, values: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
+    ) -> list[int | McError]:
+        """A version or an error for each, in order."""
+        return self._put(values, timeout_s, replaces=False)
+
+    def replace_many(
+        self, values: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
+    ) -> list[int | McError]:
+        return self._put(values, timeout_s, replaces=True)
+
+    def put_from(self, name: Name, buffer: Buffer, *, timeout_s: float | None = None) -> int:
+        """`put` of registered memory: the node reads it where it lies. Raises Rejected for other memory."""
+        if self._memory.find(as_bytes(buffer)) is None:
+            raise Rejected(
+                "put_from takes memory inside a buffer that was registered with `register`"
+            )
+        return self.put(name, buffer, timeout_s=timeout_s)
+
+    def register(self, memory: Buffer) -> RegionRef:
+        """Values inside it are put without a copy. It stays the caller's, until `deregister`."""
+        return self._memory.register(memory)
+
+    def deregister(self, region: RegionRef) -> None:
+        self._memory.deregister(region)
+
+    # -- gets ----------------------------------------------------------------------------------------------------
+
+    def get(self, name: Name, *, timeout_s: float | None = None) -> bytes | None:
+        return _one(self.get_many([name], timeout_s=timeout_s))
+
+    def get_many(
+        self, names: Sequence[Name], *, timeout_s: float | None = None
+    ) -> list[bytes | McError | None]:
+        found = self._fetch.values(_names(names), None, self._wait_s(timeout_s))
+        return [each.tobytes() if isinstance(each, np.ndarray) else each for each in found]
+
+    def get_into(self, name: Name, target: Buffer, *, timeout_s: float | None = None) -> int | None:
+        """Bytes that were read, or None. The target must be as large as the value, a typed one of the same type."""
+        return _one(self.get_into_many([(name, target)], timeout_s=timeout_s))
+
+    def get_into_many(
+        self, wanted: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
+    ) -> list[int | McError | None]:
+        """What a target holds is undefined where the result is no number."""
+        arrays, copies = _targets([target for _, target in wanted])
+        names = _names([name for name, _ in wanted])
+        types = [type_of(target) for _, target in wanted]
+        found = self._fetch.values(names, arrays, self._wait_s(timeout_s), types)
+        for copy in copies:
+            copy()
+        return [each.nbytes if isinstance(each, np.ndarray) else each for each in found]
+
+    def get_range(
+        self, name: Name, offset: int, length: int, *, timeout_s: float | None = None
+    ) -> bytes | None:
+        """Up to `length` bytes from `offset`, fewer where the value ends; only what holds them is read."""
+        if offset < 0 or length < 0:
+            raise Rejected(f"a range of {length} bytes at {offset}")
+        found = self._fetch.part(as_name(name), offset, length, self._wait_s(timeout_s))
+        return None if found is None else found.tobytes()
+
+    def get_array(self, name: Name, *, timeout_s: float | None = None) -> Any:
+        """The array or tensor that was put, with its dtype and shape; None is a miss.
+
+        Raises Rejected for plain bytes, and for a torch tensor where the process has not imported torch.
+        """
+        fetched = self._fetch.typed(as_name(name), self._wait_s(timeout_s))
+        return None if fetched is None else _as_array(*fetched)
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def exists(self, name: Name) -> NameState:
+        """absent is sure; unreachable: only nodes that are suspect or away hold it."""
+        return self.exists_many([name])[0]
+
+    def exists_many(self, names: Sequence[Name]) -> list[NameState]:
+        packed = _names(names)
+        states = b"".join(
+            self._ask(ExistNames(namespace=self.namespace, names=part), ExistNamesReply).states
+            for part in _pages(packed)
+        )
+        return [NAME_STATES[state] for state in states]
+
+    def delete(self, name: Name) -> bool:
+        """Whether it was there. When it returns no node that is away can bring it back."""
+        return self.delete_many([name])[0]
+
+    def delete_many(self, names: Sequence[Name]) -> list[bool]:
+        """Raises Unavailable when too few nodes answered for it to be sure; deleting again is fine."""
+        packed = _names(names)
+        states = b""
+        for part in _pages(packed):
+            states += self._ask(
+                DeleteNames(namespace=self.namespace, names=part), DeleteNamesReply
+            ).states
+            for name in part:
+                self._lookup.cache.drop(name)
+        return [NAME_STATES[state] != "absent" for state in states]
+
+    def stat(self, name: Name) -> ObjectStat | None:
+        return _one(self.stat_many([name]))
+
+    def stat_many(self, names: Sequence[Name]) -> list[ObjectStat | McError | None]:
+        packed = _names(names)
+        found = self._lookup.find(packed, self.timeout_s, is_fresh=True)
+        return [
+            self._describe(name, each) if isinstance(each, Found) else each
+            for name, each in zip(packed, found, strict=True)
+        ]
+
+    def namespaces(self) -> Sequence[NamespaceStat]:
+        """Those of the whole cluster that hold objects."""
+        return self._ask(StatNames(), StatNamesReply).namespaces
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """A second time it does nothing. No call may be under way."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._pool.shutdown()
+        self._sessions.close()
+        self._memory.close()
+        if self._own_engine is not None:
+            self._own_engine.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _put(
+        self, values: Sequence[tuple[Name, Buffer]], timeout_s: float | None, *, replaces: bool
+    ) -> list[int | McError]:
+        items = [
+            Item(as_name(name), as_bytes(_on_host(value)), type_of(value)) for name, value in values
+        ]
+        if len({item.name for item in items}) < len(items):
+            raise Rejected("a name is there twice in one call")
+        num_bytes = sum(item.value.nbytes for item in items)
+        wait_s = self._wait_s(timeout_s)
+        if timeout_s is None:
+            wait_s += num_bytes / _PUT_BYTES_PER_S
+        for start in range(0, len(items), _MAX_NAMES):
+            with self._sessions.borrow() as session:
+                ObjectPut(
+                    session,
+                    self._memory,
+                    self.namespace,
+                    replaces=replaces,
+                    is_same=self._fetch.is_same,
+                    timeout_s=wait_s,
+                ).run(items[start : start + _MAX_NAMES])
+        return [self._outcome(item) for item in items]
+
+    def _outcome(self, item: Item) -> int | McError:
+        outcome = item.outcome
+        assert outcome is not None, "a put gives every item an outcome"
+        if isinstance(outcome, McError):
+            self._lookup.cache.drop(item.name)
+            return outcome
+        self._lookup.remember(item.name, outcome, item.value.nbytes, item.chunks)
+        return outcome.version
+
+    def _describe(self, name: bytes, found: Found) -> ObjectStat | McError | None:
+        try:
+            footer = self._fetch.footer(found, self.timeout_s)
+        except McError as error:
+            return error
+        return ObjectStat(
+            name=name,
+            value_bytes=footer.value_bytes,
+            version=found.places[0].location.version,
+            num_chunks=footer.num_chunks,
+            nodes=tuple(place.location.node for place in found.places),
+            dtype=footer.type.dtype,
+            shape=footer.type.shape,
+        )
+
+    def _ask(self, message: Message, reply_type: type[ReplyType]) -> ReplyType:
+        with self._sessions.borrow() as session:
+            if isinstance(message, DeleteNames):
+                return session.ask_master(message, reply_type, self.timeout_s)
+            return session.ask_patiently(message, reply_type, self.timeout_s)
+
+    def _wait_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def list(self, prefix: Name = b"") -> Iterator[ListedName]:
+        """Of the names that begin so, in no order; names that come or go meanwhile may be missed or not."""
+        start = prefix.encode() if isinstance(prefix, str) else bytes(prefix)
+        cursor: int | None = 0
+        while cursor is not None:
+            message = ListNames(
+                namespace=self.namespace, prefix=start, cursor=cursor, limit=_PAGE_NAMES
+            )
+            page = self._ask(message, ListNamesReply)
+            yield from page.names
+            cursor = page.cursor
+
+
+def _one(results: Sequence[Result | McError]) -> Result:
+    [result] = results
+    if isinstance(result, McError):
+        raise result
+    return result
+
+
+def _names(names: Sequence[Name]) -> Sequence[bytes]:
+    return [as_name(name) for name in names]
+
+
+def _pages(names: Sequence[bytes]) -> Iterator[Any]:
+    for start in range(0, len(names), _MAX_NAMES):
+        yield names[start : start + _MAX_NAMES]
+
+
+def _on_host(value: Any) -> Any:
+    """A tensor on a device is copied to the host first; what is not contiguous is put in order."""
+    if hasattr(value, "data_ptr"):
+        value = value.detach().cpu().contiguous()
+    return value
+
+
+def _targets(targets: Sequence[Any]) -> tuple[list[ByteArray], list[Callable[[], object]]]:
+    """Host memory to read into, and what brings it to those targets that are elsewhere."""
+    arrays: list[ByteArray] = []
+    copies: list[Callable[[], object]] = []
+    for target in targets:
+        if hasattr(target, "data_ptr") and str(target.device) != "cpu":
+            staged = target.new_empty(target.shape, device="cpu")
+            copies.append(functools.partial(target.copy_, staged))
+            arrays.append(as_bytes(staged))
+        else:
+            arrays.append(as_bytes(target))
+            if not arrays[-1].flags.writeable:
+                raise TransferError("the memory to read into is read-only")
+    return arrays, copies
+
+
+def _as_array(value: ByteArray, value_type: ValueType) -> Any:
+    if value_type.kind == "numpy":
+        return value.view(np.dtype(value_type.dtype)).reshape(value_type.shape)
+    if value_type.kind == "bytes":
+        raise Rejected("it was put as plain bytes; use get")
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise Rejected("it is a torch tensor, and this process has not imported torch")
+    tensor = torch.empty(value_type.shape, dtype=getattr(torch, value_type.dtype))
+    np.copyto(as_bytes(tensor), value)
+    return tensor
+
+
+__all__ = ["Name", "ObjectStat", "Store"]
