@@ -17,6 +17,7 @@ from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 
+from daemons.client.identity import open_client_identity
 from daemons.client.object_cache import Found
 from daemons.client.object_fetch import ObjectFetch
 from daemons.client.object_format import ValueType, as_name, type_of
@@ -28,6 +29,7 @@ from daemons.client.sessions import ReplyType, Sessions
 from daemons.core.errors import McError, Rejected, TransferError
 from daemons.core.ids import NodeId
 from daemons.core.units import MIB
+from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
 from daemons.protocol.objects import (
     NAME_STATES,
@@ -76,7 +78,8 @@ class Store:
 
     `engine`: one of the caller's, whose registered regions are then known to it already. Without it the store has an
     engine of its own that listens at `bind_host`, where cache nodes of other hosts must reach it. `secret` is the
-    cluster's, for daemons.
+    cluster's, for daemons. `key_file` is needed where the master has keys: `master` is its endpoint then, with # and
+    its public key.
     """
 
     def __init__(  # noqa: PLR0913  # settings of a client, by keyword
@@ -88,9 +91,10 @@ class Store:
         bind_host: str = "127.0.0.1",
         engine: TransferEngine | None = None,
         secret: bytes | None = None,
+        key_file: Path | None = None,
         num_threads: int | None = None,
     ) -> None:
-        self.master = master
+        self.master = address_of(master)
         self.namespace = namespace.encode() if isinstance(namespace, str) else bytes(namespace)
         if len(self.namespace) > 256:
             raise Rejected(f"a namespace has at most 256 bytes, not {len(self.namespace)}")
@@ -102,7 +106,8 @@ class Store:
             self._own_engine = engine = TransferEngine(
                 bind_host=bind_host, unix_dir=Path(self._directory.name), secret=secret
             )
-        self._sessions = Sessions(master)
+        identity = open_client_identity(key_file) if "#" in master else None
+        self._sessions = Sessions(master, identity)
         self._lookup = ObjectLookup(self._sessions, self.namespace, has_secret=secret is not None)
         self._memory = SourceMemory(engine)
         workers = num_threads or min(4, os.cpu_count() or 1)

@@ -11,10 +11,11 @@ from typing import Final, TypeVar
 
 from daemons.client.channel_pool import ChannelPool
 from daemons.core.errors import McError, ProtocolError, Unavailable
+from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
 from daemons.protocol.messages import Reply
 from daemons.protocol.node import HelloReply
-from daemons.rpc import Channel, Loop
+from daemons.rpc import Channel, Identity, Loop
 
 _MAX_IDLE: Final = 16
 _CONNECT_TIMEOUT_S: Final = 2.0
@@ -26,8 +27,10 @@ ReplyType = TypeVar("ReplyType", bound=Message)
 class Sessions:
     """Thread safe. As many sessions as were ever borrowed at one time, of which _MAX_IDLE are kept."""
 
-    def __init__(self, master: str) -> None:
-        self.master = master
+    def __init__(self, master: str, identity: Identity | None = None) -> None:
+        self.master = address_of(master)
+        self.endpoint = master
+        self.identity = identity
         self.incarnation = 0
         """The highest that this process has met: an older master that wakes up is not believed."""
         self._idle: list[Session] = []
@@ -65,11 +68,11 @@ class Session:
 
     def __init__(self, shared: Sessions) -> None:
         self._shared = shared
-        self.loop = Loop()
+        self.loop = Loop(identity=shared.identity)
         self._is_old_master = False
         self._master = Channel(
             self.loop,
-            shared.master,
+            shared.endpoint,
             on_hello=self._on_hello,
             connect_timeout_s=_CONNECT_TIMEOUT_S,
         )

@@ -6,7 +6,7 @@ Closed: a request that is not in it is refused, and a test finds it. A member sp
 from collections.abc import Mapping
 from typing import Final
 
-from daemons.protocol import block, event, node, pin, request
+from daemons.protocol import block, event, node, objects, pin, request
 from daemons.protocol.base import Message, Ping
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
 from daemons.protocol.node import Beat, Join, Leave
@@ -41,6 +41,14 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     block.ListBlocks: _ADMIN,
     block.ClearBlocks: _ADMIN,
     pin.PinBlocks: _ADMIN,
+    # objects
+    objects.ReserveNames: _USERS,
+    objects.ReleaseNames: _USERS,
+    objects.LocateNames: _USERS,
+    objects.ExistNames: _USERS,
+    objects.DeleteNames: _USERS,
+    objects.ListNames: _USERS,
+    objects.StatNames: _USERS,
     # requests
     request.Schedule: _VIEWERS,
     request.Generate: _VIEWERS,
