@@ -16,7 +16,7 @@ import typer.core
 from daemons.config.forms import is_endpoint
 from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.protocol.address import is_public_key
-from mcctl import exit_codes, interrupts
+from mcctl import exit_codes, interrupts, watching
 from mcctl.render import complain, note
 from mcctl.settings import DEFAULT_ENDPOINT, DEFAULT_URL, Output, Settings
 
@@ -48,6 +48,8 @@ COMMANDS: Final = {
         "request", "Send a prompt, list recent requests, explain where they ran."
     ),
     "events": LazyCommand("events", "Follow blocks and nodes as they come and go."),
+    "logs": LazyCommand("logs", "What daemons said: a local cluster's, or this host's units."),
+    "service": LazyCommand("service", "Units of this host: list, start, stop, restart."),
     "model": LazyCommand("model", "Models on this host: fetch, list, convert."),
     "bench": LazyCommand("bench", "Measure a cluster."),
     "doctor": LazyCommand("doctor", "Find what keeps this host from serving well, and the fix."),
@@ -93,6 +95,8 @@ class LazyGroup(typer.core.TyperGroup):
         for leaf in [*getattr(command, "commands", {}).values(), command]:
             if not getattr(leaf, "commands", None):
                 leaf.params.extend(_as_shared(param) for param in shared)
+                if watching.is_watchable(leaf.callback):
+                    _let_watch(leaf, [p for p in self.params if p.name in _OF_WATCHING])
         return command
 
 
@@ -113,6 +117,7 @@ _GLOBALS: Final = {
     "master_key": "master_key_flag",
     "output": "output_flag",
     "verbose": "verbose",
+    "no_color": "no_color",
 }
 """Flag -> field of Settings."""
 
@@ -124,6 +129,10 @@ def _show_version(wanted: bool) -> None:
         except PackageNotFoundError:
             typer.echo("mcctl (not installed)")
         raise typer.Exit
+
+
+_OF_WATCHING: Final = ("watch", "interval")
+"""Hidden options of the root, of which verbs that can be watched get their own."""
 
 
 @app.callback()
@@ -160,12 +169,24 @@ def _root(  # noqa: PLR0913, PLR0917 - one for each global flag
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")
     ] = None,
+    no_color: Annotated[
+        bool | None, typer.Option("--no-color", help="No colors, no bold; as NO_COLOR=1.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", hidden=True, help="Look again and again, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float,
+        typer.Option(hidden=True, min=0.1, metavar="SECONDS", help="Between two looks of --watch."),
+    ] = watching.DEFAULT_S,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     settings = context.ensure_object(Settings)
+    if watch or interval != watching.DEFAULT_S:
+        raise typer.BadParameter("--watch and --interval stand after the verb")
     given = {
         "config": config,
         "endpoint": endpoint,
@@ -174,6 +195,7 @@ def _root(  # noqa: PLR0913, PLR0917 - one for each global flag
         "key_file": key_file,
         "master_key": master_key,
         "verbose": verbose,
+        "no_color": no_color,
     }
     for flag, value in given.items():
         _set_flag(settings, flag, value)
@@ -195,6 +217,8 @@ def _set_flag(settings: Settings, flag: str, value: Any) -> None:
         raise typer.BadParameter(
             f"--master-key {value}: write 64 hex digits, as mcctl keys list shows"
         )
+    if flag == "no_color" and value:
+        os.environ["NO_COLOR"] = "1"  # also for what is run as a process of its own
     setattr(settings, _GLOBALS[flag], value)
 
 
@@ -209,6 +233,23 @@ def _as_shared(param: Any) -> Any:
     shared.expose_value = False
     shared.callback = store
     return shared
+
+
+def _let_watch(leaf: Any, options: list[Any]) -> None:
+    """Give a verb --watch and --interval."""
+    given: dict[str, Any] = {}
+
+    def keep(_context: Any, option: Any, value: Any) -> Any:
+        given[option.name] = value
+        return value
+
+    for option in options:
+        own = copy.copy(option)
+        own.expose_value, own.hidden, own.callback = False, False, keep
+        leaf.params.append(own)
+    leaf.callback = watching.repeated(
+        leaf.callback, lambda: given.get("interval") if given.get("watch") else None
+    )
 
 
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

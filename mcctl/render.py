@@ -1,5 +1,6 @@
 """The only place that prints: results to stdout as a table, JSON or plain text; progress and complaints to stderr."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -187,7 +188,12 @@ def console(*, on_stderr: bool = False) -> "Console":
     from rich.console import Console
 
     stream = sys.stderr if on_stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 160)
+    return Console(
+        file=stream,
+        highlight=False,
+        width=None if stream.isatty() else 160,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
 
 
 @contextmanager

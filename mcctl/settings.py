@@ -48,6 +48,7 @@ class Settings:
     key_file_flag: Path | None = None
     master_key_flag: str | None = None
     verbose: bool = False
+    no_color: bool = False
     _file: ToolConfig | None = None
 
     @property

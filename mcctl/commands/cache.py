@@ -20,6 +20,7 @@ from mcctl.prompt_blocks import LocatedBlock, Prompt, locate_prompt
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.watching import watchable
 
 app = new_app()
 app.command()(cache_pins.pin)
@@ -58,6 +59,7 @@ class StatResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command("list")
+@watchable
 def list_blocks(
     context: typer.Context,
     model: Model = None,
@@ -131,6 +133,7 @@ def show(
 
 
 @app.command()
+@watchable
 def stat(context: typer.Context) -> None:
     """Totals: blocks, bytes, leases, hits, evictions.
 

@@ -27,6 +27,7 @@ from mcctl.local_cluster import LocalCluster
 from mcctl.process_memory import proportional_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.watching import watchable
 
 app = new_app()
 
@@ -158,6 +159,7 @@ def down(
 
 
 @app.command()
+@watchable
 def status(context: typer.Context) -> int:
     """The cluster of `mcctl cluster up`: processes, memory, logs. Exits with 7 when it does not serve.
 

@@ -11,6 +11,7 @@ from mcctl import model_store, paths, render
 from mcctl.commands import check_dtype, new_app
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.watching import watchable
 
 app = new_app()
 
@@ -36,6 +37,7 @@ def fetch(
 
 
 @app.command("list")
+@watchable
 def list_models(context: typer.Context) -> None:
     """Models under ~/.cache/mooncake/models.
 

@@ -10,6 +10,7 @@ from mcctl import render
 from mcctl.commands import new_app
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.watching import watchable
 
 app = new_app()
 
@@ -20,6 +21,7 @@ def _noun() -> None:
 
 
 @app.command("list")
+@watchable
 def list_nodes(context: typer.Context) -> None:
     """Every node: state, load, memory.
 

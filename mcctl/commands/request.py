@@ -20,6 +20,7 @@ from mcctl.openai_stream import Answer, Body, Mooncake, OpenAiClient
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.watching import watchable
 
 app = new_app()
 
@@ -118,6 +119,7 @@ def send(
 
 
 @app.command("list")
+@watchable
 def list_requests(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,

@@ -11,6 +11,7 @@ from daemons.protocol.request import ListedRequest
 from mcctl import exit_codes, render
 from mcctl.commands import new_app
 from mcctl.settings import settings_of
+from mcctl.watching import watchable
 
 app = new_app()
 
@@ -35,6 +36,7 @@ class StatusResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command()
+@watchable
 def status(context: typer.Context) -> int:
     """Nodes, pool and recent requests in a few lines. Exits with 7 when no model can be served.
 

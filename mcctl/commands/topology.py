@@ -19,6 +19,7 @@ from mcctl.commands import new_app
 from mcctl.commands.node import memory_text
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.watching import watchable
 
 if TYPE_CHECKING:
     from daemons.transfer.hardware import Topology
@@ -43,6 +44,7 @@ def _noun() -> None:
 
 
 @app.command()
+@watchable
 def show(context: typer.Context) -> None:
     """Hosts, their daemons, segments, models and data paths.
 

@@ -1,0 +1,105 @@
+"""mcctl logs: what daemons said, from the files of a local cluster or from the journal of this host's units."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from daemons.core.errors import NotFound
+from mcctl import local_logs, render, systemd
+from mcctl.cluster_record import DaemonRecord, persistent_directory, read_record
+from mcctl.commands import new_app
+from mcctl.local_logs import LogFile
+from mcctl.settings import Output, settings_of
+from mcctl.systemd import JournalLine
+
+app = new_app()
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DAEMON]...", help="master, cachenode@0, prefill-2, or prefill for all."
+        ),
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option("--for", min=0, help="With --follow: end after so many seconds.")
+    ] = None,
+    units: Annotated[
+        bool, typer.Option("--units", help="Of the units, although a local cluster is there.")
+    ] = False,
+) -> None:
+    """What daemons said: of `mcctl cluster up` if there is one, else of this host's units.
+
+    \b
+    Example: mcctl logs decode --follow
+    """
+    output = settings_of(context).output
+    ends_s = None if seconds is None else time.monotonic() + seconds
+    record = None if units else read_record(persistent_directory())
+    if record is not None:
+        files = [LogFile(daemon) for daemon in _chosen(names, record.daemons)]
+        _show_files(files, lines, output, ends_s=ends_s, follows=follow)
+        return
+    meant = systemd.find_units(names or [], systemd.units()) or ["mc-*.service"]
+    if not follow:
+        for line in systemd.journal(meant, lines):
+            _emit_journal(line, output)
+        return
+    for found in systemd.follow_journal(meant, lines, ends_s):
+        if found is not None:
+            _emit_journal(found, output)
+
+
+def _chosen(names: list[str] | None, daemons: list[DaemonRecord]) -> list[DaemonRecord]:
+    if not names:
+        return daemons
+    chosen: list[DaemonRecord] = []
+    for name in names:
+        plain = name.removeprefix("mc-")
+        found = [d for d in daemons if plain in (d.name.removeprefix("mc-"), d.role)]
+        exact = [d for d in found if d.name == f"mc-{plain}" and plain != d.role]
+        if not found:
+            there = ", ".join(daemon.name for daemon in daemons)
+            raise NotFound(f"no daemon {name} in the local cluster; there are: {there}")
+        chosen += exact or found
+    return list({daemon.name: daemon for daemon in chosen}.values())
+
+
+def _show_files(
+    files: list[LogFile], num_lines: int, output: Output, *, ends_s: float | None, follows: bool
+) -> None:
+    has_names = len(files) > 1
+    for name, line in local_logs.last_lines(files, num_lines):
+        _emit_line(name, line, output, has_names=has_names)
+    if follows:
+        for name, line in local_logs.follow(files, ends_s):
+            _emit_line(name, line, output, has_names=has_names)
+
+
+def _emit_line(name: str, line: str, output: Output, *, has_names: bool) -> None:
+    match output:
+        case "json":
+            render.emit_json_line({"daemon": name, "line": line})
+        case "plain":
+            render.emit_line(f"{name}\t{line}")
+        case "table":
+            render.emit_line(f"{name:14} {line}" if has_names else line)
+
+
+def _emit_journal(found: JournalLine, output: Output) -> None:
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found.time_s))
+    match output:
+        case "json":
+            render.emit_json_line(
+                {"daemon": found.unit, "time_s": found.time_s, "line": found.line}
+            )
+        case "plain":
+            render.emit_line(f"{found.unit}\t{at}\t{found.line}")
+        case "table":
+            render.emit_line(f"{at} {found.unit:16} {found.line}")
