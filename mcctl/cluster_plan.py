@@ -11,13 +11,13 @@ from typing import Final
 import msgspec
 
 from daemons.config.base import Section
-from daemons.config.mc_cachenode import CachenodeConfig
+from daemons.config.mc_cachenode import CachenodeConfig, SsdSection
 from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.config.mc_master import MasterConfig
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import ConfigError, Unavailable
-from daemons.core.units import parse_size
+from daemons.core.units import MIB, parse_size
 from mcctl.cluster_record import Role
 
 Value = str | int | float | bool | list[str]
@@ -47,6 +47,9 @@ class ClusterOptions:
     segment: str = "1GiB"
     segment_directory: Path | None = None
     """On a tmpfs: segments stay there when the cluster ends, and the next one has their blocks."""
+    ssd_directory: Path | None = None
+    """A tier below DRAM there, which stays like the segments' files; None: none."""
+    ssd_capacity: str = "8GiB"
     http_port: int | None = None
     overrides: Mapping[Role, Tables] = field(default_factory=dict)
 
@@ -100,10 +103,7 @@ def plan_cluster(
                 tables["node"]["listen"] = f"tcp://127.0.0.1:{next(ports)}"
                 tables["transfer"] = {"unix_dir": str(scratch[0] / node_id)}
             if role == "cachenode":
-                tables["segment"] = {
-                    "size": options.segment,
-                    "directory": str(options.segment_directory or scratch[1] / node_id),
-                }
+                tables |= _memory_tables(options, scratch[1] / node_id)
             elif role in ("prefill", "decode"):
                 tables["model"] = {"path": str(options.model), "name": model_name}
                 tables["engine"] = {"dtype": options.dtype, "kv_memory": options.kv_memory}
@@ -121,6 +121,21 @@ def plan_cluster(
     add("decode", options.num_decode)
     add("gateway", 1)
     return ClusterPlan(master, events, f"http://127.0.0.1:{http_port}", tuple(daemons), scratch)
+
+
+def _memory_tables(options: ClusterOptions, scratch: Path) -> Tables:
+    """Of a cache node: its segment and, where one is wanted, its SSD."""
+    segments = str(options.segment_directory or scratch)
+    tables: Tables = {"segment": {"size": options.segment, "directory": segments}}
+    if options.ssd_directory is not None:
+        # Buckets are as large as usual where at least eight of them fit.
+        usual, num_bytes = parse_size(SsdSection().bucket), parse_size(options.ssd_capacity)
+        tables["ssd"] = {
+            "directory": str(options.ssd_directory),
+            "capacity": options.ssd_capacity,
+            "bucket": min(usual, num_bytes // 8 // MIB * MIB or MIB),
+        }
+    return tables
 
 
 def shared_bytes(options: ClusterOptions) -> int:

@@ -71,8 +71,8 @@ class SsdSection(Section, frozen=True, kw_only=True):
     flush_models: dict[str, FlushMode] = msgspec.field(default_factory=dict)
     """The same for single models, by name."""
     stage: Size = "256MiB"
-    """Part of the segment that is kept for blocks on their way from the SSD to readers; at most an eighth of it. A
-    reader gets as much of a prefix as fits."""
+    """Part of the segment that is kept for blocks on their way from the SSD to readers; at most an eighth of it. Of a
+    prefix as much is read as fits there and into what is free."""
     promote_uses: Count = 2
     """A block that was read from the SSD so often stays in DRAM, even when others must leave for it."""
     read_workers: Threads = 4

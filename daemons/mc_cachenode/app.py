@@ -111,6 +111,7 @@ class CachenodeApp:
                     size_bytes(config.ssd.stage, "ssd.stage"),
                     self._segment.slots.capacity_bytes // _MAX_STAGED,
                 ),
+                keep=self._keep,
                 locate=self._locate,
                 on_promoted=self._on_promoted,
             )
@@ -238,6 +239,7 @@ class CachenodeApp:
         )
 
     def _measure(self) -> None:
+        self._reporter.refresh()
         metrics, slots = self._metrics, self._segment.slots
         metrics.used_bytes.set(slots.used_bytes)
         metrics.capacity_bytes.set(slots.capacity_bytes)
@@ -286,6 +288,10 @@ class CachenodeApp:
             num_layers=replica.num_layers,
             host_id=host_id(),
         )
+
+    def _keep(self, block_hash: BlockHash) -> None:
+        if self._ssd is not None:
+            self._ssd.write_down.keep(block_hash)
 
     def _on_promoted(self, block_hash: BlockHash) -> None:
         self._metrics.promoted.inc()

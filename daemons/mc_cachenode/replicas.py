@@ -86,6 +86,8 @@ class ReplicaTable:
         self.segment = segment
         self.reserved_bytes = 0
         """Of the segment, for blocks that are staged; the others do without."""
+        self.staged_bytes = 0
+        """Of slots of blocks that are staged."""
         self._replicas: OrderedDict[BlockHash, Replica] = OrderedDict()
         self._num_writing = 0
         self.writing_bytes = 0
@@ -129,9 +131,10 @@ class ReplicaTable:
         ]
 
     def usage(self) -> tuple[int, int]:
-        """(bytes used, bytes that can be)."""
+        """(bytes used, bytes that can be), both without what is kept for staged blocks."""
         slots = self.segment.slots
-        return slots.used_bytes, slots.usable_bytes - self.reserved_bytes
+        used_bytes = slots.used_bytes - min(self.staged_bytes, self.reserved_bytes)
+        return used_bytes, slots.usable_bytes - self.reserved_bytes
 
     def remember_clear(self, wanted: BlockFilter, at_ms: int) -> None:
         """A tombstone for later masters; what it matches here is freed one by one."""

@@ -77,7 +77,8 @@ class _Pending:
     """Whether it went for being bad."""
     announcing: deque[BlockHash] = field(default_factory=deque)
     is_unknown: bool = False
-    """The master does not know yet that there is such a tier: told even while it is empty."""
+    """The master does not know yet how full it is, or that it is there at all."""
+    told: tuple[int, int] = (0, 0)
 
     def __bool__(self) -> bool:
         return bool(self.is_unknown or self.sealed or self.freed or self.announcing)
@@ -166,6 +167,13 @@ class Reporter:
         self._refused_puts += num_puts
         self._schedule()
 
+    def refresh(self) -> None:
+        """Tell how full tiers are where that changed without a block coming or going."""
+        for pending in self._pending.values():
+            if pending.source.usage() != pending.told:
+                pending.is_unknown = True
+                self._schedule()
+
     def announce(self) -> None:
         """Start again from nothing: a master that is new, or that lost count of us."""
         self._life += 1
@@ -213,7 +221,7 @@ class Reporter:
         for name in dead:
             del self._dead[name.key]
         node, epoch = self._name
-        used_bytes, capacity_bytes = source.usage()
+        used_bytes, capacity_bytes = pending.told = source.usage()
         self._sequence += 1
         refused, self._refused_puts = self._refused_puts, 0
         cleared = source.tombstones() if self._is_first else []

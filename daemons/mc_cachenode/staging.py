@@ -65,21 +65,28 @@ class StagingParts:
     ssd: SsdTier | None
     promotion: Promotion
     limit_bytes: int
+    """Beyond it only what DRAM has room for anyway."""
+    keep: Callable[[BlockHash], object]
+    """Called with what is to be read in DRAM, and might be leaving it."""
     locate: Callable[[Replica], BlockLocation]
     on_promoted: Callable[[BlockHash], object]
 
 
 class Staging:
-    """At most `limit_bytes` of slots."""
+    """Slots of blocks between the SSD and their readers."""
 
     def __init__(self, parts: StagingParts) -> None:
         self._parts = parts
         self._staged: dict[BlockHash, _Staged] = {}
         self._held: dict[StageId, tuple[list[BlockHash], Timer]] = {}
+        self._ahead: set[StageId] = set()
         self._wanted: dict[BlockHash, list[_Request]] = {}
         """Wait for a slot that another reader holds."""
-        self.used_bytes = 0
         parts.replicas.reserved_bytes = parts.limit_bytes if parts.ssd is not None else 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self._parts.replicas.staged_bytes
 
     @property
     def num_staged(self) -> int:
@@ -103,14 +110,19 @@ class Staging:
         request.timer = self._parts.loop.call_later(max(0.0, left_s), self._answer, request)
 
     def stage_ahead(self, hashes: Sequence[BlockHash], hold_s: float) -> None:
-        """For a reader that will come; best effort."""
+        """For a reader that will come and hold them itself; best effort."""
+        stage_id = new_stage_id()
+        self._ahead.add(stage_id)
         try:
-            self._hold(new_stage_id(), hashes, hold_s)
+            self._hold(stage_id, hashes, hold_s)
         except Exhausted as error:
             log.debug("not staged ahead why=%s", error.message)
+        if stage_id not in self._held:
+            self._ahead.discard(stage_id)
 
     def unstage(self, stage_id: StageId) -> None:
         """Fine for one that is not known, or whose time is over."""
+        self._ahead.discard(stage_id)
         held = self._held.pop(stage_id, None)
         if held is None:
             return
@@ -147,6 +159,7 @@ class Staging:
                 continue
             if staged is None:
                 continue
+            staged.holders -= self._ahead
             staged.holders.add(stage_id)
             held.append(block_hash)
             if not staged.is_filled:
@@ -197,6 +210,7 @@ class Staging:
         replica = self._parts.replicas.get(block_hash)
         if replica is not None and replica.state == "sealed":
             self._parts.replicas.touch(block_hash)
+            self._parts.keep(block_hash)
             return None
         staged = self._staged.get(block_hash)
         if staged is not None:
@@ -210,13 +224,17 @@ class Staging:
     def _begin(self, ssd: SsdTier, record: BlockRecord) -> _Staged:
         parts = self._parts
         block_hash = record.meta.hash
-        if self.used_bytes + record.stored_bytes > parts.limit_bytes:
+        is_beyond = self.used_bytes + record.stored_bytes > parts.limit_bytes
+        if is_beyond and not self._has_room():
             raise _NoSlot(
                 "the slots for staged blocks are all held; raise ssd.stage", retry_after_ms=50
             )
-        replica = parts.replicas.begin_staged(
-            record.meta, record.length, record.num_layers, version=record.version
-        )
+        try:
+            replica = parts.replicas.begin_staged(
+                record.meta, record.length, record.num_layers, version=record.version
+            )
+        except Exhausted as error:
+            raise _NoSlot(error.message, retry_after_ms=50) from None
         try:
             done = ssd.submit_read(block_hash, parts.replicas.stored(replica), reader="stage")
         except McError:
@@ -224,12 +242,17 @@ class Staging:
             raise
         replica.seal_checksum = record.seal_checksum
         staged = self._staged[block_hash] = _Staged(replica, record)
-        self.used_bytes += record.stored_bytes
+        parts.replicas.staged_bytes += record.stored_bytes
         parts.promotion.use(block_hash)
         done.add_done_callback(
             lambda future: parts.loop.call_soon_threadsafe(self._on_read, staged, future)
         )
         return staged
+
+    def _has_room(self) -> bool:
+        """Nobody has to leave yet."""
+        used_bytes, capacity_bytes = self._parts.replicas.usage()
+        return used_bytes < _ROOMY * capacity_bytes
 
     def _on_read(self, staged: _Staged, done: "Future[None]") -> None:
         error = done.exception()
@@ -282,9 +305,8 @@ class Staging:
         parts = self._parts
         block_hash = staged.record.meta.hash
         del self._staged[block_hash]
-        self.used_bytes -= staged.record.stored_bytes
-        used_bytes, capacity_bytes = parts.replicas.usage()
-        has_room = used_bytes < _ROOMY * capacity_bytes
+        parts.replicas.staged_bytes -= staged.record.stored_bytes
+        has_room = self._has_room()
         if staged.is_dropped or not parts.promotion.admits(block_hash, has_room=has_room):
             parts.replicas.abandon(staged.replica)
         else:

@@ -78,6 +78,12 @@ class WriteDown:
             return False
         return self._write(replica, why) is None and replica.meta.hash in self._writing
 
+    def keep(self, block_hash: BlockHash) -> None:
+        """A reader is about to read it in DRAM: it does not leave this time."""
+        writing = self._writing.get(block_hash)
+        if writing is not None:
+            writing.leaves_for = None
+
     def ask(self, hashes: Sequence[BlockHash], *, evict: bool) -> None:
         """Write these, as fast as the SSD takes them; what is already there is only freed."""
         for block_hash in hashes:
@@ -130,21 +136,19 @@ class WriteDown:
         return None
 
     def _on_done(self, writing: _Writing, done: "Future[bool]") -> None:
-        replica = writing.replica
-        block_hash = replica.meta.hash
-        if self._writing.get(block_hash) is writing:
-            del self._writing[block_hash]
+        block_hash = writing.replica.meta.hash
         error = done.exception()
         if error is not None:
             log.warning("block not written block=%s why=%s", short(block_hash), error)
             self._callbacks.on_not_written(1)
         elif done.result():
             self._callbacks.on_written(block_hash)
-        delay_s = _GRACE_S if writing.leaves_for is not None and error is None else 0.0
-        self._loop.call_later(delay_s, self._end, writing)
+        self._loop.call_later(_GRACE_S if error is None else 0.0, self._end, writing)
 
     def _end(self, writing: _Writing) -> None:
         replica = writing.replica
+        if self._writing.get(replica.meta.hash) is writing:
+            del self._writing[replica.meta.hash]
         if writing.leaves_for is not None and replica.state == "sealed":
             self._callbacks.free(replica.meta.hash, writing.leaves_for)
         self._replicas.release(replica)

@@ -1,6 +1,10 @@
-"""mcctl cache: what is in the pool, where a prompt's blocks are, and deleting blocks. Looking never changes recency."""
+"""mcctl cache: what is in the pool, where a prompt's blocks are; writing blocks down, and deleting them.
+
+Looking never changes recency.
+"""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +15,14 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId, short
 from daemons.core.units import format_duration, format_size
-from daemons.protocol.block import BlockFilter, CacheStatReply, ListedBlock
+from daemons.protocol.block import BlockFilter, CacheStatReply, ListedBlock, TierUsage
 from daemons.protocol.node import ListNodesReply
 from mcctl import cache_pins, render
 from mcctl.cache_pins import hex_digits
 from mcctl.commands import new_app
+from mcctl.flush import FlushPlan
+from mcctl.flush import begin as begin_flush
+from mcctl.flush import wait as wait_for_flush
 from mcctl.prompt_blocks import LocatedBlock, Prompt, locate_prompt
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
@@ -39,6 +46,13 @@ Node = Annotated[str | None, typer.Option(help="Only blocks with a replica on th
 _DETAIL_LIMIT = 2
 
 
+class FlushTier(StrEnum):
+    """What lies below DRAM."""
+
+    ssd = "ssd"
+    object = "object"
+
+
 class StatResult(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of the pool and what became of look-ups; fields are only ever added."""
 
@@ -56,6 +70,8 @@ class StatResult(msgspec.Struct, frozen=True, kw_only=True):
     num_cleared: int
     blocks_by_model: dict[str, int]
     num_pinned: int
+    tiers: dict[str, TierUsage]
+    """Below DRAM."""
 
 
 @app.command("list")
@@ -91,7 +107,7 @@ def list_blocks(
         Column("idle", lambda b: format_duration(b.idle_s), is_number=True),
         Column("leased", lambda b: "yes" if b.is_leased else "no", extra=3),
         Column("pin", _pin_text, extra=7),
-        Column("nodes", lambda b: ", ".join(b.nodes)),
+        Column("nodes", _places_text),
     ]
     render.emit(settings.output, {"blocks": blocks}, columns, blocks)
     if len(blocks) == limit and settings.output == "table":
@@ -156,6 +172,7 @@ def stat(context: typer.Context) -> None:
             f"{reply.num_pinned} pinned",
         ),
         ("memory", f"{format_size(reply.used_bytes)} of {format_size(reply.capacity_bytes)}"),
+        *((tier, _usage_text(usage)) for tier, usage in reply.tiers.items()),
         (
             "look-ups",
             f"{reply.num_lookups}, {reply.num_hit_blocks} of {reply.num_lookup_blocks} blocks found ({share:.0%})",
@@ -241,6 +258,41 @@ def clear(
         )
 
 
+@app.command()
+def flush(
+    context: typer.Context,
+    model: Model = None,
+    tenant: Tenant = None,
+    older_than: OlderThan = None,
+    hash_prefix: HashPrefix = None,
+    node: Node = None,
+    to: Annotated[FlushTier, typer.Option(help="The tier to write to.")] = FlushTier.ssd,
+    evict: Annotated[bool, typer.Option("--evict", help="Then free them in DRAM.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until all are written.")] = False,
+) -> None:
+    """Write blocks of DRAM to a lower tier: those that all given filters match, or every one. Deletes nothing.
+
+    \b
+    Example: mcctl cache flush --evict --wait
+    """
+    settings = settings_of(context)
+    chosen = _filter(model, tenant, older_than, hash_prefix, node)
+    plan = FlushPlan(chosen, to.value, evict)
+    with ClusterClient(settings.master, settings.wait_s) as client:
+        if wait:
+            with render.progress("writing") as progress:
+                reply = wait_for_flush(client, plan, progress)
+        else:
+            reply = begin_flush(client, plan)
+    if settings.output == "json":
+        render.emit_json(reply)
+        return
+    left = f", {reply.num_left} left ({format_size(reply.left_bytes)})" if reply.num_left else ""
+    render.emit_line(f"{reply.num_done} blocks are in the {to.value} tier{left}")
+    if reply.num_without:
+        render.note(f"{reply.num_without} of those left are on nodes without that tier, and stay")
+
+
 def _confirm(client: ClusterClient, chosen: BlockFilter) -> None:
     if not sys.stdin.isatty():
         raise Rejected("clear deletes blocks; say --yes where nobody can be asked")
@@ -295,6 +347,17 @@ def _emit_facts(output: str, facts: list[tuple[str, str]]) -> None:
             render.emit_line(f"{name}\t{value}")
     else:
         render.show_facts(facts)
+
+
+def _usage_text(usage: TierUsage) -> str:
+    used = f"{format_size(usage.used_bytes)} of {format_size(usage.capacity_bytes)}"
+    return f"{used}, {usage.num_blocks} blocks"
+
+
+def _places_text(block: ListedBlock) -> str:
+    """Nodes, with the tier where it is not DRAM."""
+    places = zip(block.nodes, block.tiers, strict=True)
+    return ", ".join(node if tier == "dram" else f"{node} ({tier})" for node, tier in places)
 
 
 def _nodes_text(block: LocatedBlock) -> str:

@@ -85,6 +85,16 @@ def up(
             help="On a tmpfs: keep pool memory there for the next cluster.", resolve_path=True
         ),
     ] = None,
+    ssd_directory: Annotated[
+        Path | None,
+        typer.Option(
+            help="Give the pool an SSD tier there; it is kept for the next cluster.",
+            resolve_path=True,
+        ),
+    ] = None,
+    ssd_capacity: Annotated[
+        str, typer.Option(help="Of each cache node's SSD tier.", callback=check_size)
+    ] = "8GiB",
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The gateway's; a free one otherwise.")
     ] = None,
@@ -103,6 +113,8 @@ def up(
         kv_memory=kv_memory,
         segment=segment,
         segment_directory=segment_directory,
+        ssd_directory=ssd_directory,
+        ssd_capacity=ssd_capacity,
         http_port=port,
     )
     lock = _hold_lock()

@@ -42,6 +42,7 @@ def list_nodes(context: typer.Context) -> None:
         Column("queued", lambda n: str(n.load.num_queued) if n.load else "-", is_number=True),
         Column("running", lambda n: str(n.load.num_running) if n.load else "-", is_number=True),
         Column("memory", memory_text, is_number=True),
+        Column("below", below_text, is_number=True, extra=7),
     ]
     result = {"incarnation": reply.incarnation, "master": reply.master, "nodes": reply.nodes}
     render.emit(settings.output, result, columns, reply.nodes)
@@ -54,3 +55,12 @@ def memory_text(node: ListedNode) -> str:
     if node.node.capacity_tokens and node.load:
         return f"{node.load.free_tokens} of {node.node.capacity_tokens} tokens free"
     return "-"
+
+
+def below_text(node: ListedNode) -> str:
+    """What a cache node holds in the tiers below DRAM."""
+    texts = (
+        f"{tier} {format_size(usage.used_bytes)} of {format_size(usage.capacity_bytes)}"
+        for tier, usage in node.tiers.items()
+    )
+    return ", ".join(texts) or "-"

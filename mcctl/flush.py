@@ -1,0 +1,55 @@
+"""Having the pool write blocks to a lower tier, and waiting until it has: the master says each time what is left."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import NotFound, Unavailable
+from daemons.core.units import format_size
+from daemons.protocol.block import BlockFilter, FlushBlocksReply, Tier
+
+_POLL_S: Final = 0.1
+_STUCK_S: Final = 15.0
+"""Without one more block written the nodes are not going to: full, resting after a failure, or told never to."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPlan:
+    """What to write where; with `evict` it then leaves DRAM."""
+
+    chosen: BlockFilter
+    to: Tier
+    evict: bool
+
+
+def begin(client: ClusterClient, plan: FlushPlan) -> FlushBlocksReply:
+    """Tell the nodes. Raises NotFound where no node has such a tier."""
+    reply = client.flush_blocks(plan.chosen, to=plan.to, evict=plan.evict)
+    if reply.num_left and reply.num_without == reply.num_left:
+        key = "ssd.directory" if plan.to == "ssd" else "object.endpoint"
+        raise NotFound(
+            f"no node that holds these {reply.num_left} blocks has an {plan.to} tier; set {key} of mc-cachenode"
+        )
+    return reply
+
+
+def wait(
+    client: ClusterClient, plan: FlushPlan, progress: Callable[[str], object]
+) -> FlushBlocksReply:
+    """Until nothing is left that a node could write. Raises Unavailable when they stop getting on."""
+    reply = begin(client, plan)
+    best, moved_s = reply.num_left, time.monotonic()
+    while reply.num_left > reply.num_without:
+        progress(f"{reply.num_left} blocks left, {format_size(reply.left_bytes)}")
+        time.sleep(_POLL_S)
+        reply = client.flush_blocks(plan.chosen, to=plan.to, evict=plan.evict)
+        if reply.num_left < best:
+            best, moved_s = reply.num_left, time.monotonic()
+        elif time.monotonic() - moved_s > _STUCK_S:
+            raise Unavailable(
+                f"{reply.num_left} blocks ({format_size(reply.left_bytes)}) are left and none was written for "
+                f"{_STUCK_S:g} s; see the logs of the cache nodes, and their keys ssd.flush and ssd.flush_models"
+            )
+    return reply
