@@ -142,7 +142,7 @@ def down(
         float, typer.Option(min=0, help="Seconds each group of daemons may drain before SIGKILL.")
     ] = 5.0,
 ) -> None:
-    """End the cluster and remove what it made. What is in a --segment-directory or --ssd-directory stays. Fine when none runs.
+    """End the cluster and remove what it made. Files of --segment-directory, --ssd-directory stay. Fine when none runs.
 
     \b
     Example: mcctl cluster down
