@@ -243,7 +243,6 @@ put_pages() {
     for page in "$source_dir"/man/*.[1-8]; do
         put "$page" "$MAN_DIR/man${page##*.}/${page##*/}"
     done
-    put "$source_dir/configs/grafana-dashboard.json" /usr/local/share/mooncake/grafana-dashboard.json
 }
 
 put_completions() {

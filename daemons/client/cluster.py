@@ -1,7 +1,7 @@
 """What an operator asks of a cluster's master: nodes, models, blocks, requests, events. One request at a time.
 
 Every method raises the family of McError that the master answered with, or Unavailable when it does not answer.
-Only `clear_blocks`, `flush_blocks` and `pin_blocks` change anything.
+Only `clear_blocks`, `flush_blocks`, `pin_blocks`, `replicate_blocks`, `move_blocks` and `drain_node` change anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from daemons.client.identity import open_client_identity
 from daemons.core.errors import ProtocolError
-from daemons.core.ids import BlockHash
+from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.address import address_of
-from daemons.protocol.base import Message
+from daemons.protocol.base import Message, Ok
 from daemons.protocol.block import (
     BlockFilter,
     BlockLocation,
@@ -39,6 +39,7 @@ from daemons.protocol.node import (
     ModelDescription,
 )
 from daemons.protocol.pin import PinBlocks, PinBlocksReply, PinLevel
+from daemons.protocol.replication import DrainNode, MoveBlocks, ReplicateBlocks, ReplicateReply
 from daemons.protocol.request import ListedRequest, ListRequests, ListRequestsReply
 from daemons.rpc import SyncClient
 
@@ -104,6 +105,21 @@ class ClusterClient:
         """Pin these and all before them, or with "none" end their pins."""
         message = PinBlocks(hashes=list(hashes), level=level, ttl_ms=max(1, round(ttl_s * 1000)))
         return self._ask(message, PinBlocksReply)
+
+    def replicate_blocks(
+        self, chosen: BlockFilter, count: int, prefer: Sequence[NodeId] = ()
+    ) -> ReplicateReply:
+        """Have so many replicas of what the filter matches; copies are made in the background. Say it again to see."""
+        message = ReplicateBlocks(filter=chosen, count=count, prefer=list(prefer))
+        return self._ask(message, ReplicateReply)
+
+    def move_blocks(self, chosen: BlockFilter, to: NodeId) -> ReplicateReply:
+        """Copy what the filter matches to a node, and free it where it was, in the background."""
+        return self._ask(MoveBlocks(filter=chosen, to=to), ReplicateReply)
+
+    def drain_node(self, node: NodeId, *, is_draining: bool) -> None:
+        """Begin or end it; `nodes` says how far it is."""
+        self._ask(DrainNode(node=node, is_draining=is_draining), Ok)
 
     def requests(self, limit: int = 50) -> list[ListedRequest]:
         """The most recent plans, newest first."""

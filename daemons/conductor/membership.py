@@ -44,6 +44,10 @@ class Member:
     is_evicting: bool = False
     next_eviction_s: float = 0.0
     last_chosen: int = 0
+    is_draining: bool = False
+    """Nothing new goes there."""
+    left: tuple[int, int] | None = None
+    """Of a draining node, (blocks, bytes) that still need a copy elsewhere; None: not counted yet."""
     trusted_ticks: int = 0
     """A beat has just shown readers' doubts to be wrong: so long none is listened to."""
     replaced: tuple[Epoch, ...] = ()

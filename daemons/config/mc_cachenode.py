@@ -27,6 +27,8 @@ class NodeSection(Section, frozen=True, kw_only=True):
     id: Name = "cachenode"
     listen: Told = "tcp://127.0.0.1:7710"
     metrics: Metrics = "127.0.0.1:9710"
+    domain: str = ""
+    """What it shares the fate of, such as a rack: replicas of a block go to distinct domains. Empty: the host."""
 
 
 class SegmentSection(Section, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from daemons.config.common import (
     Metrics,
     Name,
     Seconds,
+    Size,
 )
 
 Policy = Literal[
@@ -59,6 +60,14 @@ class PoolSection(Section, frozen=True, kw_only=True):
     low_watermark: Fraction = 0.90
     lease_s: Seconds = 10.0
     """How long a match keeps blocks from eviction."""
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
+    """How many copies each block should have, on distinct hosts; those after the first are made in the background."""
+    rebuild_delay_s: Annotated[float, msgspec.Meta(ge=0, extra={"form": "seconds"})] = 60.0
+    """A node that is gone for longer is given up: the replicas it held are then made anew. A restart takes less."""
+    copy_rate: Size = "256MiB"
+    """Bytes a second that each node receives at most when lost replicas are made anew, or a node is drained."""
+    copy_in_flight: Size = "64MiB"
+    """Bytes that each node is asked to copy at one time."""
     eviction: Eviction = "lru"
     """Which blocks go first: least recently used, least frequently used of late, or that with long ends before."""
     orphan_s: Seconds = 60.0

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from daemons.config.common import size_bytes, topology_file
-from daemons.config.mc_cachenode import CachenodeConfig
+from daemons.config.mc_cachenode import CachenodeConfig, SsdSection
 from daemons.config.secret import mark_of, read_secret
 from daemons.core.ids import BlockHash, Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
-from daemons.mc_cachenode.lower_blocks import LowerBlocks, LowerCallbacks
-from daemons.mc_cachenode.lower_tiers import OpenedTier, open_lower
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.replicas import Replica
 from daemons.mc_cachenode.reporter import ReportedTier, Reporter
+from daemons.mc_cachenode.ssd_blocks import SsdBlocks, SsdCallbacks, open_tier
 from daemons.mc_cachenode.staging import Staging, StagingParts
 from daemons.mc_cachenode.storage import open_storage
-from daemons.protocol.block import BlockLocation, Tier
+from daemons.mc_cachenode.write_down import FlushModes
+from daemons.protocol.block import BadReplica, BlockLocation
 from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
+from daemons.protocol.replication import CopyFailed
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
@@ -30,6 +31,7 @@ from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import runtime_dir
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.promotion import Promotion
+from daemons.store.ssd import SsdTier
 from daemons.transfer import TransferEngine, host_id, prefault_in_background
 from daemons.transfer.topology import host_devices
 
@@ -53,6 +55,7 @@ class CachenodeApp:
         self._epoch = new_epoch()
         self._metrics = CachenodeMetrics()
         self._drain_s = config.copy.drain_s
+        self._domain = config.node.domain
         self._orphan_after_s = config.report.orphan_after_s
         # All that may be taken comes before the segment: a start that fails leaves no memory behind.
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
@@ -75,14 +78,14 @@ class CachenodeApp:
         self._devices = host_devices(
             wants_rdma="rdma" in config.transfer.transports, override=topology
         )
-        opened: list[OpenedTier] = []
+        ssd = None
         try:
-            opened = open_lower(config, self._on_dropped)
+            ssd = open_tier(config.ssd, self._node, self._on_ssd_dropped)
             self._storage = open_storage(config.segment, self._node, self._on_lost)
         except BaseException:
             self._engine.close()  # or its socket's file stays
-            for tier in opened:
-                tier.store.close()
+            if ssd is not None:
+                ssd.close()
             raise
         self._segment, self._replicas = self._storage.segment, self._storage.replicas
         self._is_closed = threading.Event()
@@ -91,11 +94,11 @@ class CachenodeApp:
             prefault_in_background(self._segment.array, self._is_closed)
         self._region = self._engine.register(self._segment.memory)
         self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
-        self._lower = {tier.tier: self._lower_blocks(tier) for tier in opened}
-        tiers: list[ReportedTier] = [self._replicas, *self._lower.values()]
+        self._ssd = self._ssd_blocks(config.ssd, ssd)
+        tiers: list[ReportedTier] = [self._replicas]
         self._reporter = Reporter(
             self.loop,
-            tiers,
+            tiers if self._ssd is None else [*tiers, self._ssd],
             (self._node, self._epoch),
             config.report.interval_s,
             lambda reply: self._handlers.obey(reply),
@@ -104,7 +107,7 @@ class CachenodeApp:
             StagingParts(
                 loop=self.loop,
                 replicas=self._replicas,
-                lower=[tier.store for tier in opened],
+                ssd=ssd,
                 promotion=Promotion(config.ssd.promote_uses),
                 limit_bytes=min(
                     size_bytes(config.ssd.stage, "ssd.stage"),
@@ -128,8 +131,10 @@ class CachenodeApp:
                 pull_timeout_s=config.transfer.timeout_s,
                 may_evict=self._may_evict,
                 staging=self._staging,
-                lower=list(self._lower.values()),
+                ssd=self._ssd,
                 locate=self._locate,
+                copy_failed=self._on_copy_failed,
+                copy_was_bad=self._on_copy_bad,
             )
         )
         self._link = MasterLink(
@@ -141,8 +146,8 @@ class CachenodeApp:
         )
         self._reporter.attach(self._link)
         self._metrics.restored_blocks.set(self._replicas.num_sealed)
-        for tier in opened:
-            tier.store.start()
+        if ssd is not None:
+            ssd.start()
         self.loop.every(_METRICS_S, self._measure)
         self._measure()
 
@@ -154,31 +159,30 @@ class CachenodeApp:
 
         Of a pull that is abandoned nothing was sealed.
         """
-        self._handlers.is_draining = True
+        self._handlers.drain()
         self._wait_for_puts(self.loop.clock() + self._drain_s)
 
     def status(self) -> str:
         slots = self._segment.slots
         return (
             f"node={self._node} control={self.endpoint} blocks={self._replicas.num_sealed} "
-            f"used={format_size(slots.used_bytes)} of {format_size(slots.capacity_bytes)} {self._lower_status()}"
+            f"used={format_size(slots.used_bytes)} of {format_size(slots.capacity_bytes)} {self._ssd_status()}"
             f"master={'joined' if self._link.is_joined else 'none'}"
         )
 
-    def _lower_status(self) -> str:
-        usage = [(name, *tier.usage()) for name, tier in self._lower.items()]
-        return "".join(
-            f"{name}={format_size(used)} of {format_size(capacity)} "
-            for name, used, capacity in usage
-        )
+    def _ssd_status(self) -> str:
+        if self._ssd is None:
+            return ""
+        used_bytes, capacity_bytes = self._ssd.usage()
+        return f"ssd={format_size(used_bytes)} of {format_size(capacity_bytes)} "
 
     def close(self) -> None:
         self._is_closed.set()
         self._server.close()
         self._link.close()
         self._workers.close()
-        for tier in self._lower.values():
-            tier.close()  # reads and fills the segment until then
+        if self._ssd is not None:
+            self._ssd.close()  # reads the segment until then
         self._engine.close()
         self._storage.close()
         self._metrics_server.close()
@@ -236,6 +240,7 @@ class CachenodeApp:
             devices=self._devices,
             ticks_ms=self._engine.ticks_ms(),
             secret_mark=self._secret_mark,
+            domain=self._domain,
         )
 
     def _measure(self) -> None:
@@ -249,28 +254,31 @@ class CachenodeApp:
         metrics.bad_data_requests.set(self._engine.counters.bad_requests)
         metrics.sent_bytes.set(self._engine.counters.sent_bytes)
         metrics.staged_bytes.set(self._staging.used_bytes)
-        for name, tier in self._lower.items():
-            metrics.tiers[name].set(tier.store)
+        if self._ssd is not None:
+            metrics.set_ssd(self._ssd.ssd)
 
-    def _lower_blocks(self, opened: OpenedTier) -> LowerBlocks:
-        tier = opened.tier
-        return LowerBlocks(
+    def _ssd_blocks(self, config: SsdSection, ssd: SsdTier | None) -> SsdBlocks | None:
+        if ssd is None:
+            return None
+        return SsdBlocks(
             self.loop,
             self._replicas,
-            opened,
-            LowerCallbacks(
-                on_sealed=lambda block_hash: self._reporter.sealed(block_hash, tier),
+            ssd,
+            FlushModes(config.flush, config.flush_models),
+            SsdCallbacks(
+                on_sealed=lambda block_hash: self._reporter.sealed(block_hash, "ssd"),
                 on_freed=lambda block_hash, is_bad: self._reporter.freed(
-                    block_hash, tier, is_bad=is_bad
+                    block_hash, "ssd", is_bad=is_bad
                 ),
                 on_not_written=self._metrics.not_written.inc,
                 free=lambda block_hash, why: self._handlers.free([block_hash], why),
             ),
         )
 
-    def _on_dropped(self, tier: Tier, hashes: Sequence[BlockHash], why: str) -> None:
-        """On a thread of the tier, which starts once all is wired."""
-        self._lower[tier].on_dropped(hashes, why)
+    def _on_ssd_dropped(self, hashes: Sequence[BlockHash], why: str) -> None:
+        """On the writer's thread, which starts once all is wired."""
+        if self._ssd is not None:
+            self._ssd.on_dropped(hashes, why)
 
     def _locate(self, replica: Replica) -> BlockLocation:
         return BlockLocation(
@@ -287,12 +295,22 @@ class CachenodeApp:
         )
 
     def _keep(self, block_hash: BlockHash) -> None:
-        for tier in self._lower.values():
-            tier.write_down.keep(block_hash)
+        if self._ssd is not None:
+            self._ssd.write_down.keep(block_hash)
 
     def _on_promoted(self, block_hash: BlockHash) -> None:
         self._metrics.promoted.inc()
         self._reporter.sealed(block_hash)
+
+    def _on_copy_failed(self, hashes: list[BlockHash], why: str) -> None:
+        if self._link.is_joined:
+            self._link.channel.post(
+                CopyFailed(node=self._node, epoch=self._epoch, hashes=hashes, why=why)
+            )
+
+    def _on_copy_bad(self, at: BlockLocation, why: str) -> None:
+        if self._link.is_joined:
+            self._link.channel.post(BadReplica(hash=at.hash, node=at.node, why=why))
 
     def _on_lost(self, what: str, count: int) -> None:
         self._metrics.lost.labels(what).inc(count)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from daemons.core.errors import Exhausted, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB, format_size
-from daemons.mc_cachenode.lower_blocks import LowerBlocks
+from daemons.mc_cachenode.copying import Copying, CopyParts
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import (
     PullOutcome,
@@ -21,6 +21,7 @@ from daemons.mc_cachenode.pull import (
 )
 from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable, wall_ms
 from daemons.mc_cachenode.reporter import Reporter
+from daemons.mc_cachenode.ssd_blocks import SsdBlocks
 from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
@@ -43,6 +44,7 @@ from daemons.protocol.block import (
 from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
 from daemons.protocol.pin import HoldPins
+from daemons.protocol.replication import CopyBlocks, RememberWanted
 from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
@@ -87,10 +89,12 @@ class Parts:
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
     staging: Staging
-    lower: Sequence[LowerBlocks]
-    """The tiers below DRAM, the fastest first."""
+    ssd: SsdBlocks | None
     locate: Callable[[Replica], BlockLocation]
     """Where a block that is sealed here can be read."""
+    copy_failed: Callable[[list[BlockHash], str], object]
+    copy_was_bad: Callable[[BlockLocation, str], object]
+    """Tell the master: these could not be copied; this source's bytes were not what was sealed."""
 
 
 class CachenodeHandlers:
@@ -100,12 +104,30 @@ class CachenodeHandlers:
         self._parts = parts
         self._sessions: dict[PutId, _PutSession] = {}
         self._answers: OrderedDict[PutId, PutReply] = OrderedDict()
+        self.copying = Copying(
+            CopyParts(
+                loop=parts.loop,
+                engine=parts.engine,
+                replicas=parts.replicas,
+                workers=parts.workers,
+                metrics=parts.metrics,
+                timeout_s=parts.pull_timeout_s,
+                on_sealed=self._sealed,
+                on_present=parts.reporter.sealed,
+                on_failed=parts.copy_failed,
+                on_bad=parts.copy_was_bad,
+            )
+        )
         self.is_draining = False
 
     @property
     def num_puts(self) -> int:
         """In progress."""
         return len(self._sessions)
+
+    def drain(self) -> None:
+        """Take nothing new any more."""
+        self.is_draining = self.copying.is_refusing = True
 
     def handle(self, call: Call) -> None:
         match call.message:
@@ -126,10 +148,8 @@ class CachenodeHandlers:
     def on_notice(self, notice: Notice) -> None:
         match notice:
             case FreeBlocks():
-                if notice.is_deletion:
-                    self._delete(notice.hashes)
-                else:
-                    self._evict(notice.hashes)
+                free = self._delete if notice.is_deletion else self._evict
+                free(notice.hashes)
             case StageAhead():
                 self._parts.staging.stage_ahead(notice.hashes, notice.hold_ms / 1000)
             case WriteDown():
@@ -143,6 +163,14 @@ class CachenodeHandlers:
             case HoldPins():
                 pins = self._parts.replicas.pins
                 pins.hold(notice.pins, notice.incarnation, now_s=time.monotonic())
+            case CopyBlocks():
+                self.copying.ask(notice.copies)
+            case RememberWanted():
+                self._parts.replicas.remember_wanted(notice.hashes, notice.count)
+
+    def _write_down(self, notice: WriteDown) -> None:
+        if self._parts.ssd is not None and notice.to == "ssd":
+            self._parts.ssd.write_down.ask(notice.hashes, evict=notice.evict)
 
     def obey(self, reply: ReportReply) -> None:
         """What the master said to a report."""
@@ -159,25 +187,20 @@ class CachenodeHandlers:
                 self._parts.reporter.freed(block_hash, is_bad=why == "bad")
 
     def _evict(self, hashes: Sequence[BlockHash]) -> None:
-        """Free them in DRAM; first those that nothing holds, then each that a lower tier takes, once it is there."""
+        """Free them in DRAM; first those that nothing holds, then each that the SSD takes, once it is there."""
         self.free([each for each in hashes if not self._is_written_first(each)], "evicted")
 
     def _is_written_first(self, block_hash: BlockHash) -> bool:
         replica = self._parts.replicas.get(block_hash)
-        if replica is None or replica.state != "sealed":
+        if self._parts.ssd is None or replica is None or replica.state != "sealed":
             return False
-        return any(tier.write_down.evict(replica, "evicted") for tier in self._parts.lower)
-
-    def _write_down(self, notice: WriteDown) -> None:
-        for tier in self._parts.lower:
-            if tier.tier == notice.to:
-                tier.write_down.ask(notice.hashes, evict=notice.evict)
+        return self._parts.ssd.write_down.evict(replica, "evicted")
 
     def _delete(self, hashes: Sequence[BlockHash]) -> None:
         """From all tiers."""
         self.free(hashes, "deleted")
-        for tier in self._parts.lower:
-            tier.delete(hashes)
+        if self._parts.ssd is not None:
+            self._parts.ssd.delete(hashes)
 
     def _forget(self, names: Sequence[DeadName]) -> None:
         """Logged before the master hears of it: from then on these versions are not to come back."""
@@ -194,8 +217,8 @@ class CachenodeHandlers:
             staged = replicas.get(dead.key)
             if staged is not None and staged.version <= dead.version:
                 self._parts.staging.drop(dead.key)
-            for tier in self._parts.lower:
-                tier.delete_dead(dead.key, dead.version)
+            if self._parts.ssd is not None:
+                self._parts.ssd.delete_dead(dead.key, dead.version)
         replicas.flush()
         self._parts.reporter.dead(logged)
 
@@ -272,6 +295,14 @@ class CachenodeHandlers:
             self._parts.metrics.freed_blocks.labels("own").inc()
         return replicas.begin(block.meta, length, block.num_layers, version=version)
 
+    def _sealed(self, replica: Replica) -> None:
+        ssd = self._parts.ssd
+        if ssd is not None:
+            if replica.meta.name:
+                ssd.delete_dead(replica.meta.hash, replica.version - 1)
+            ssd.write_down.on_sealed(replica)
+        self._parts.reporter.sealed(replica.meta.hash)
+
     def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:
         """None: what was here is damaged and gone, put it again; or it is an older version."""
         if block.version:
@@ -345,12 +376,9 @@ class CachenodeHandlers:
                 session.results[index] = "conflict"
                 session.why = "it was deleted or replaced while it was put"
             else:
+                replica.wanted = outcome.task.block.wanted
                 parts.replicas.seal(replica, outcome.seal_checksum)
-                for tier in parts.lower:
-                    if replica.meta.name:
-                        tier.delete_dead(replica.meta.hash, replica.version - 1)
-                    tier.write_down.on_sealed(replica)
-                parts.reporter.sealed(replica.meta.hash)
+                self._sealed(replica)
                 parts.metrics.pulled_bytes.inc(replica.length)
                 session.results[index] = "stored"
         session.num_left -= len(outcomes)

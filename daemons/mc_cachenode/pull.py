@@ -36,6 +36,7 @@ _GROUP_BYTES = MIB
 _MAX_NUMBER = 1 << 31
 _MAX_NAME = 256
 _MAX_TAIL = 4096
+_MAX_WANTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ def refusal(block: PutBlock) -> str | None:
         return f"a name is longer than {_MAX_NAME}"
     if not 0 < block.num_layers <= MAX_LAYERS:
         return f"{block.num_layers} layers"
+    if not 0 <= block.wanted <= _MAX_WANTED:
+        return f"{block.wanted} replicas wanted"
     if block.piece_bytes or block.version or meta.name:
         return _object_refusal(block)
     if ranges.num_rows != 2 * block.num_layers or ranges.row_bytes <= 0:

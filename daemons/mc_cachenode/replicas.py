@@ -58,6 +58,8 @@ class Replica:
     """When it was sealed, since 1970; kept over restarts and in lower tiers."""
     version: int = VERSION
     num_holds: int = 0
+    wanted: int = 0
+    """Replicas it should have; 0: as many as the pool wants."""
 
     @property
     def trailer_bytes(self) -> int:
@@ -74,6 +76,7 @@ class Replica:
             seal_checksum=self.seal_checksum,
             num_layers=self.num_layers,
             age_ms=age_ms,
+            wanted=self.wanted,
         )
 
 
@@ -297,6 +300,17 @@ class ReplicaTable:
         if not replica.num_holds and replica.state == "gone":
             self.segment.free(replica.offset)
 
+    def remember_wanted(self, hashes: Iterable[BlockHash], count: int) -> None:
+        """For later masters."""
+        for block_hash in hashes:
+            replica = self._replicas.get(block_hash)
+            if replica is None or replica.state != "sealed" or replica.wanted == count:
+                continue
+            replica.wanted = count
+            if self._index is not None:
+                self._index.add_sealed(SealedRecord(replica.describe(), replica.created_ms))
+        self.flush()
+
     def make_room(self, length: int, num_layers: int) -> list[BlockHash]:
         """Give up the least recently put blocks until a slot of this size is free; what went is returned.
 
@@ -394,4 +408,5 @@ def _replica_of(record: SealedRecord) -> Replica:
         seal_checksum=block.seal_checksum,
         created_ms=record.created_ms,
         version=block.version,
+        wanted=block.wanted,
     )

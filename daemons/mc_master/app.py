@@ -11,6 +11,7 @@ from daemons.conductor.request_log import RequestLog
 from daemons.config.mc_master import MasterConfig
 from daemons.config.secret import mark_of, read_secret
 from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.handlers import Handlers
@@ -31,6 +32,7 @@ from daemons.transfer import host_id
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.05
+REPLICATE_INTERVAL_S = 0.02
 EXIT_STEPPED_DOWN = 7
 """A master of a higher incarnation lived; systemd starts this one again, above it."""
 
@@ -51,6 +53,7 @@ class MasterApp:
         metrics = MasterMetrics()
         count_refusals(metrics.registry, "mc_master", self._server)
         self._metrics_server = MetricsServer(config.node.metrics, metrics.registry)
+        drains = DrainList(self._state_dir)
         # Taken last: a start that fails because the address is in use is not a life.
         incarnation = next_incarnation(self._state_dir)
         metrics.incarnation.set(incarnation)
@@ -71,12 +74,13 @@ class MasterApp:
             directory_path=self._state_dir,
             grants=ReplyGrants(secret),
         )
-        self._handlers = Handlers(self.state)
+        self._handlers = Handlers(self.state, drains)
         if identity is not None:
             identity.allowed.on_revoked.append(self._put_out_revoked)
         self._reported_lookups = (0, 0, 0)
         self.loop.every(config.membership.beat_interval_s, self._tick)
         self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
+        self.loop.every(REPLICATE_INTERVAL_S, self._handlers.replicating.run_once)
 
     @property
     def endpoint(self) -> str:

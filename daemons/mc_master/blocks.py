@@ -6,7 +6,7 @@ announcement. What was known stays readable until the announcement begins: reade
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from daemons.conductor.membership import Member
@@ -39,6 +39,7 @@ from daemons.protocol.block import (
     RemovalReason,
     Report,
     ReportReply,
+    SealedBlock,
     Tier,
     TierUsage,
 )
@@ -84,6 +85,8 @@ class BlockHandlers:
         """Of nodes that are full and have nothing that may go."""
         membership.on_gone.append(self._clearing.on_gone)
         membership.on_joined.append(self._clearing.on_joined)
+        self.on_sealed: Callable[[NodeId, Sequence[SealedBlock]], object] = lambda _n, _s: None
+        """Called with what a node has reported, new or again, once it is recorded."""
 
     def handle(self, call: Call, message: BlockRequest) -> None:
         match message:
@@ -191,6 +194,7 @@ class BlockHandlers:
         refused = self._names.refused(report)
         wanted = [b for b in report.sealed if b.meta.hash not in unwanted | refused]
         sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
+        self.on_sealed(report.node, wanted)
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
         state.metrics.refused_blocks.inc(report.refused_puts)

@@ -4,9 +4,12 @@ from typing import assert_never
 
 from daemons.core.errors import ProtocolError
 from daemons.mc_master.blocks import BlockHandlers
+from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.objects import ObjectHandlers
+from daemons.mc_master.replicating import Replicating
+from daemons.mc_master.replication import ReplicationHandlers
 from daemons.mc_master.requests import RequestHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ping
@@ -36,6 +39,7 @@ from daemons.protocol.objects import (
     StatNames,
 )
 from daemons.protocol.pin import PinBlocks
+from daemons.protocol.replication import CopyFailed, DrainNode, MoveBlocks, ReplicateBlocks
 from daemons.protocol.request import (
     Cancel,
     DataProbe,
@@ -52,14 +56,19 @@ from daemons.rpc import Call
 class Handlers:
     """Loop thread only."""
 
-    def __init__(self, state: MasterState) -> None:
+    def __init__(self, state: MasterState, drains: DrainList) -> None:
         self._state = state
         self.membership = MembershipHandlers(state)
+        self.replicating = Replicating(state)
+        self.replication = ReplicationHandlers(state, self.replicating, drains)
+        self.membership.drop = self.replicating.on_gone
+        self.membership.on_joined.append(self.replication.on_joined)
         self._keeper = NameKeeper(state)
         self.membership.on_gone.append(self._keeper.on_gone)
         self.membership.on_joined.append(self._keeper.on_joined)
         self.objects = ObjectHandlers(state, self._keeper)
         self.blocks = BlockHandlers(state, self.membership, self._keeper)
+        self.blocks.on_sealed = self.replicating.on_sealed
         self.requests = RequestHandlers(state, self.membership)
 
     def handle(self, call: Call) -> None:
@@ -69,6 +78,8 @@ class Handlers:
                 self.requests.handle(call, message)
             case Join() | Beat() | Leave() | SuspectNode() | ListNodes() | ListModels():
                 self.membership.handle(call, message)
+            case CopyFailed() | ReplicateBlocks() | MoveBlocks() | DrainNode():
+                self.replication.handle(call, message)
             case (
                 Report()
                 | Match()

@@ -45,6 +45,8 @@ class MembershipHandlers:
         """Called with a node whose life has ended, once what it held is forgotten."""
         self.on_joined: list[Callable[[Member], object]] = []
         """Called with every node that joined, or joined again, once it was answered."""
+        self.drop: Callable[[Member], int] = lambda m: state.directory.drop_node(m.node.node)
+        """Called to forget what a node held; how many replicas those were."""
         self._num_forgiven = 0
         self._last_tick_s = state.now_s()
 
@@ -195,6 +197,9 @@ class MembershipHandlers:
                 joined_s=now_s - member.joined_s,
                 last_beat_s=now_s - member.heard_s,
                 tiers=member.tiers,
+                is_draining=member.is_draining,
+                left_blocks=member.left[0] if member.left else None,
+                left_bytes=member.left[1] if member.left else 0,
             )
             for member in state.membership
         ]
@@ -226,7 +231,7 @@ class MembershipHandlers:
         """This life of the node has ended: what it held and what was planned on it is void."""
         state = self._state
         node = member.node.node
-        num_replicas = state.directory.drop_node(node)
+        num_replicas = self.drop(member)
         works = state.conductor.die(node, now_s=state.now_s())
         for work in works:
             state.requests.fail(work.request_id, f"node {node} is gone ({why})")

@@ -40,6 +40,16 @@ class MasterMetrics:
         self.refused_blocks = self._counter(
             "mc_master_blocks_refused", "Blocks that nodes had no room for"
         )
+        self.copies = Counter(
+            "mc_master_copies",
+            "Copies between nodes: ordered, failed, lost (neither reported nor failed)",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.short_blocks = self._gauge(
+            "mc_master_blocks_short",
+            "Blocks with fewer replicas than they should have; up to 8192 are counted",
+        )
         self.plans = Counter(
             "mc_master_plans", "Plans by policy", ["policy"], registry=self.registry
         )

@@ -144,7 +144,9 @@ class RequestHandlers:
                     last_chosen=member.last_chosen,
                 )
                 for member in members
-                if member.node.segments and member.node.node not in exclude
+                if member.node.segments
+                and not member.is_draining
+                and member.node.node not in exclude
             ]
             full = self._state.config.pool.high_watermark
             if members is membership or any(node.is_open(full) for node in nodes):

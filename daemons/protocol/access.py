@@ -6,7 +6,7 @@ Closed: a request that is not in it is refused, and a test finds it. A member sp
 from collections.abc import Mapping
 from typing import Final
 
-from daemons.protocol import block, event, node, objects, pin, request
+from daemons.protocol import block, event, node, objects, pin, replication, request
 from daemons.protocol.base import Message, Ping
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
 from daemons.protocol.node import Beat, Join, Leave
@@ -49,6 +49,11 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     objects.DeleteNames: _USERS,
     objects.ListNames: _USERS,
     objects.StatNames: _USERS,
+    # replicas
+    replication.CopyFailed: frozenset({"cachenode"}),
+    replication.ReplicateBlocks: _ADMIN,
+    replication.MoveBlocks: _ADMIN,
+    replication.DrainNode: _ADMIN,
     # requests
     request.Schedule: _VIEWERS,
     request.Generate: _VIEWERS,
@@ -76,7 +81,7 @@ def refusal(message: Message, peer: AllowedKey) -> str | None:
             said = message.node
             if (said.node, said.role) != (peer.node, peer.role):
                 return f"the key of {peer.role} {peer.node} cannot join as {said.role} {said.node}"
-        case Beat() | Leave() | block.Report():
+        case Beat() | Leave() | block.Report() | replication.CopyFailed():
             if message.node != peer.node:
                 return f"the key of {peer.node} cannot speak for node {message.node}"
         case _:

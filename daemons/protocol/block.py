@@ -45,6 +45,8 @@ class PutBlock(Record, frozen=True, kw_only=True):
     version: int = 0
     piece_bytes: int = 0
     tail: bytes = b""
+    wanted: int = 0
+    """Replicas it should have; 0: as many as the pool wants. The put is answered when the first is sealed."""
 
 
 class Put(Message, frozen=True, kw_only=True):
@@ -179,6 +181,8 @@ class SealedBlock(Record, frozen=True, kw_only=True):
     num_layers: int
     age_ms: int = 0
     """Time since it was sealed, which may be in an earlier life of the node."""
+    wanted: int = 0
+    """Replicas it should have; 0: as many as the pool wants."""
 
 
 class Report(Message, frozen=True, kw_only=True):

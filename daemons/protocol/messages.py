@@ -65,6 +65,15 @@ from daemons.protocol.objects import (
     StatNamesReply,
 )
 from daemons.protocol.pin import HoldPins, PinBlocks, PinBlocksReply
+from daemons.protocol.replication import (
+    CopyBlocks,
+    CopyFailed,
+    DrainNode,
+    MoveBlocks,
+    RememberWanted,
+    ReplicateBlocks,
+    ReplicateReply,
+)
 from daemons.protocol.request import (
     Cancel,
     DataProbe,
@@ -96,6 +105,10 @@ MasterRequest = (
     | Report
     | BadReplica
     | SuspectNode
+    | CopyFailed
+    | ReplicateBlocks
+    | MoveBlocks
+    | DrainNode
     | Schedule
     | RequestDone
     | Match
@@ -140,6 +153,7 @@ Reply = (
     | ListModelsReply
     | ListRequestsReply
     | ReadEventsReply
+    | ReplicateReply
     | PutReply
     | StageReply
     | DataProbeReply
@@ -152,6 +166,8 @@ Notice = (
     | RememberClear
     | ForgetNames
     | BadReplica
+    | CopyBlocks
+    | RememberWanted
     | StageAhead
     | WriteDown
     | HoldPins

@@ -88,6 +88,8 @@ class NodeDescription(Record, frozen=True, kw_only=True):
     """Its clock when it said this; what it grants ends by this clock."""
     secret_mark: str = ""
     """Equal on nodes that have the same transfer.secret_file; empty without one."""
+    domain: str = ""
+    """What it shares the fate of: replicas of a block go to distinct domains. Empty: its host."""
 
 
 class InstanceLoad(Record, frozen=True, kw_only=True):
@@ -152,6 +154,13 @@ class ListedNode(Record, frozen=True, kw_only=True):
     last_beat_s: float
     tiers: dict[Tier, TierUsage] = msgspec.field(default_factory=dict)
     """Below DRAM, of a cache node that has them."""
+    is_draining: bool = False
+    left_blocks: int | None = None
+    """Of a draining node: what would be lost, or have fewer replicas than it should, if it stopped now.
+
+    0: it is safe to stop. None: it is not draining, or not counted yet.
+    """
+    left_bytes: int = 0
 
 
 class ListNodesReply(Message, frozen=True, kw_only=True):

@@ -45,6 +45,10 @@ class BlockTable:
         self.kind = array("i")
         self.created_s = array("d")
         self.head = array("i")
+        self.wanted = array("B")
+        """Replicas it should have; 0: as many as the pool wants."""
+        self.num_wanted = 0
+        """Blocks with a number of their own."""
         self.kinds: list[Kind | None] = []
         self.num_by_kind = array("q")
         self.names: dict[int, Named] = {}
@@ -77,6 +81,7 @@ class BlockTable:
         self.kind[row] = kind
         self.created_s[row] = now_s
         self.head[row] = NO_ROW
+        self.wanted[row] = 0
         self.row_by_hash[meta.hash] = row
         if meta.name:
             self.name(row, meta)
@@ -91,6 +96,7 @@ class BlockTable:
         del self.row_by_hash[self.hash_of(row)]
         if row in self.names:
             self._unname(row)
+        self.want(row, 0)
         kind = self.kind[row]
         self.kind[row] = NO_ROW
         self._free.append(row)
@@ -106,6 +112,11 @@ class BlockTable:
         del of_namespace[named.name]
         if not of_namespace:
             del self.rows_by_name[named.namespace]
+
+    def want(self, row: int, count: int) -> None:
+        """So many replicas; 0 for as many as the pool wants."""
+        self.num_wanted += (count > 0) - (self.wanted[row] > 0)
+        self.wanted[row] = count
 
     def hash_of(self, row: int) -> BlockHash:
         return BlockHash(bytes(self.hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
@@ -142,6 +153,7 @@ class BlockTable:
         self.kind.extend([NO_ROW] * GROW_ROWS)
         self.created_s.extend([0.0] * GROW_ROWS)
         self.head.extend([NO_ROW] * GROW_ROWS)
+        self.wanted.extend([0] * GROW_ROWS)
 
     def _acquire_kind(self, kind: Kind) -> int:
         kind_id = self._kind_ids.get(kind)

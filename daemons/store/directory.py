@@ -28,6 +28,12 @@ MAX_AWAY = 100_000
 RENAME_AFTER_S = 1.0
 """A victim that was named is not named again, nor offered to readers, before this has passed."""
 
+FRESH_MS = 1000
+"""A seal that is older is no use of the block."""
+
+MAX_WANTED = 8
+"""Replicas of one block that anybody may ask for."""
+
 
 @dataclass(slots=True)
 class LookupCounts:
@@ -106,6 +112,47 @@ class Directory:
         """Forget the node and all it holds, O(1); how many replicas that were. Fine for an unknown one."""
         return sum(self._drop_place((node, tier)) for tier in TIERS)
 
+    def keep_away(self, node: NodeId) -> int:
+        """As `drop_node`, but what it held stays countable until `let_go`; returns how many replicas that are."""
+        for number in self.numbers_of(node):
+            self._slot(number).is_kept = True
+        return self.drop_node(node)
+
+    def let_go(self, node: NodeId) -> None:
+        """The node is back or given up: what it held in lives before this one is swept."""
+        for slot in self.replicas.slots:
+            if slot is not None and slot.is_kept and slot.node == node:
+                slot.is_kept = False
+                self._num_dropped += 1
+
+    def kept_nodes(self, block_hash: BlockHash) -> set[NodeId]:
+        """Nodes that are away for a short while and held the block."""
+        row = self.blocks.row_by_hash.get(block_hash)
+        if row is None:
+            return set()
+        slots = [self.replicas.slot_of(replica) for replica in self._chain(row)]
+        return {slot.node for slot in slots if slot.is_kept}
+
+    def wanted_of(self, block_hash: BlockHash) -> int:
+        """Replicas that were asked for; 0 for as many as the pool wants, or an unknown block."""
+        row = self.blocks.row_by_hash.get(block_hash)
+        return 0 if row is None else self.blocks.wanted[row]
+
+    def give_up(
+        self, node: NodeId, hashes: Iterable[BlockHash], *, now_s: float
+    ) -> list[BlockHash]:
+        """Replicas in this node's DRAM that may go: not leased, not named as a victim. They are offered no more."""
+        number = self._number(node, "dram")
+        given = []
+        for block_hash in hashes:
+            replica = self._replica_on(number, block_hash)
+            if replica == NO_ROW or self.replicas.named_until_s[replica] > now_s:
+                continue
+            if not self.leases.is_leased(self.replicas.block[replica], now_s=now_s):
+                self.replicas.named_until_s[replica] = now_s + RENAME_AFTER_S
+                given.append(block_hash)
+        return given
+
     def _drop_place(self, place: Place) -> int:
         number = self.slot_by_place.pop(place, None)
         if number is None:
@@ -114,7 +161,7 @@ class Directory:
         slot.is_dropped = True
         if slot.num_replicas == 0:
             self.replicas.slots[number] = None
-        else:
+        elif not slot.is_kept:
             self._num_dropped += 1
         return slot.num_replicas
 
@@ -334,7 +381,8 @@ class Directory:
             if number is None or self._replica_on(number, block_hash) == NO_ROW:
                 gone.append((place, block_hash))
         self._num_dropped = sum(
-            slot is not None and slot.is_dropped for slot in self.replicas.slots
+            slot is not None and slot.is_dropped and not slot.is_kept
+            for slot in self.replicas.slots
         )
         return gone
 
@@ -449,13 +497,23 @@ class Directory:
             held = self._on_slot(row, number)
             if held != NO_ROW:
                 self.replicas.replace(held, sealed)
+                if sealed.wanted:
+                    self._want(row, sealed.wanted)
                 return False
             self.pins.replica_added(row)
-            self._touch_chain(row, now_s, 0.0)
+            if sealed.age_ms < FRESH_MS:  # else a copy, or announced again: no use of it
+                self._touch_chain(row, now_s, 0.0)
+        if sealed.wanted:
+            self._want(row, sealed.wanted)
         replica = self.replicas.add(number, row, sealed)
         self.replicas.next[replica] = self.blocks.head[row]
         self.blocks.head[row] = replica
         return True
+
+    def _want(self, row: int, count: int) -> None:
+        """What was asked for here is newer than what a node remembers."""
+        if not self.blocks.wanted[row]:
+            self.blocks.want(row, min(count, MAX_WANTED))
 
     def _free_one(self, number: int, block_hash: BlockHash) -> bool:
         replica = self._replica_on(number, block_hash)
@@ -606,7 +664,7 @@ class Directory:
 
     def _dropped_rows(self, max_rows: int) -> list[int]:
         """The next ones from where the last sweep ended, looking at no more than 64 rows for each wanted."""
-        is_dropped = self.replicas.is_dropped_by_slot()
+        is_dropped = self.replicas.is_swept_by_slot()
         start = self._sweep_at if self._sweep_at < len(self.replicas.slot) else 0
         window: NDArray[np.int32] = self.replicas.slot_column()[start : start + 64 * max_rows]
         hits = np.flatnonzero((window != NO_ROW) & is_dropped[np.maximum(window, 0)])[:max_rows]
@@ -622,6 +680,7 @@ def _check(block: SealedBlock) -> None:
         raise ProtocolError(f"a block hash has {HASH_BYTES} bytes, got {len(meta.hash)}")
     fits_32 = min(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) >= 0
     fits_32 &= max(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) < 1 << 31
+    fits_32 &= 0 <= block.wanted < 1 << 31
     fits_64 = min(block.offset, block.length, block.version, block.seal_checksum, block.age_ms) >= 0
     fits_64 &= max(block.offset, block.length, block.age_ms) < 1 << 62
     fits_64 &= max(block.version, block.seal_checksum) < 1 << 64

@@ -34,6 +34,8 @@ class Slot:
     control: str = ""
     tier: Tier = "dram"
     is_dropped: bool = False
+    is_kept: bool = False
+    """Dropped, but not to be swept: its replicas count until the node is back or given up."""
     is_suspect: bool = False
     has_lower: bool = False
     """Victims are written to a lower tier first, and can be read meanwhile."""
@@ -127,6 +129,11 @@ class ReplicaTable:
 
     def is_dropped_by_slot(self) -> NDArray[np.bool_]:
         return np.array([held is None or held.is_dropped for held in self.slots], bool)
+
+    def is_swept_by_slot(self) -> NDArray[np.bool_]:
+        return np.array(
+            [held is None or (held.is_dropped and not held.is_kept) for held in self.slots], bool
+        )
 
     def _grow(self) -> None:
         self.slot.extend([NO_ROW] * GROW_ROWS)

@@ -102,8 +102,7 @@ def send(
     is_json = settings.output == "json"
     on_piece = (lambda _: None) if is_json else render.emit_text
     where = gateway_url(settings, url)
-    silence_s = max(_SILENCE_S, settings.wait_s)
-    with OpenAiClient(where, timeout_s=silence_s, api_key=settings.api_key) as client:
+    with OpenAiClient(where, timeout_s=max(_SILENCE_S, settings.wait_s)) as client:
         body["model"] = model or _only_model(client)
         if raw:
             answer = client.complete(body | {"prompt": text}, on_piece)

@@ -27,13 +27,26 @@ from daemons.protocol import (
     node,
     objects,
     pin,
+    replication,
     request,
     segment,
 )
 from daemons.protocol.base import Message, Record
 from daemons.protocol.failure import to_error, to_failure
 
-MODULES = (base, block, event, failure, key, node, objects, pin, request, segment)
+MODULES = (
+    base,
+    block,
+    event,
+    failure,
+    key,
+    node,
+    objects,
+    pin,
+    replication,
+    request,
+    segment,
+)
 GOLDEN = Path(__file__).parent / "golden"
 
 

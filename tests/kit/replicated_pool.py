@@ -1,0 +1,220 @@
+"""A real master and several real cache nodes, each its own domain, and a client that puts and reads blocks."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from daemons.client.cluster import ClusterClient
+from daemons.client.node_health import NodeHealth, suspicion
+from daemons.client.store import BlockReader, put_blocks
+from daemons.core.ids import BlockHash, NodeId, new_epoch
+from daemons.protocol.block import BlockMeta, Match, MatchReply, PutBlock
+from daemons.protocol.node import ListedNode
+from daemons.protocol.prefix_hash import block_hashes, root_hash
+from daemons.protocol.segment import Source, Strided
+from daemons.rpc import SyncClient
+from daemons.transfer import TransferEngine
+
+NAMESPACE = b"replication-test"
+NUM_LAYERS, ROW = 4, 4096
+BLOCK = 2 * NUM_LAYERS * ROW
+TOKENS = 16
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+class Daemon:
+    """A process that can be killed, stopped and started again with the same settings."""
+
+    def __init__(self, module: str, *settings: str) -> None:
+        self._command = [sys.executable, "-m", module]
+        for setting in settings:
+            self._command += ["--set", setting]
+        self.lines: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+
+    def find(self, pattern: str) -> str:
+        def search() -> list[str]:
+            return [m[1] for line in list(self.lines) if (m := re.search(pattern, line))]
+
+        wait_until(lambda: bool(search()) or self.process.poll() is not None, 15, pattern)
+        assert search(), "".join(self.lines)
+        return search()[-1]
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._end()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self._end()
+
+    def _end(self) -> None:
+        self.process.wait()
+        self._reader.join()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.lines.append(line)
+
+
+class ReplicatedPool:
+    """`transports` are the reader's: with tcp alone a stopped node does not answer."""
+
+    def __init__(
+        self,
+        directory: Path,
+        num_nodes: int,
+        *settings: str,
+        transports: tuple[str, ...] = ("tcp",),
+        segment: str = "16MiB",
+    ) -> None:
+        self._directory = directory
+        self.node_settings = (f"segment.size={segment}", "report.interval_s=0.002")
+        self.master = Daemon(
+            "daemons.mc_master",
+            f"node.listen=tcp://127.0.0.1:{_free_port()}",
+            f"node.events=tcp://127.0.0.1:{_free_port()}",
+            "node.metrics=",
+            f"node.state_dir={directory / 'state'}",
+            "membership.beat_interval_s=0.1",
+            "pool.rebuild_delay_s=1",
+            *settings,
+        )
+        self.endpoint = self.master.find(r"at=(tcp://\S+)")
+        self.nodes: dict[str, Daemon] = {}
+        for number in range(num_nodes):
+            self.add_node(f"n{number}")
+        self.client = ClusterClient(self.endpoint)
+        self.engine = TransferEngine(
+            epoch=new_epoch(), unix_dir=directory / "reader", transports=transports
+        )
+        self.health = NodeHealth(on_suspect=lambda at, why: self._tell(suspicion(at, why)))
+        self.reader = BlockReader(self.engine, self.health)
+        self.payloads: dict[BlockHash, bytes] = {}
+
+    def add_node(self, name: str, domain: str = "") -> None:
+        self.nodes[name] = Daemon(
+            "daemons.mc_cachenode",
+            f"node.id={name}",
+            f"node.domain={domain or name}",
+            "node.listen=tcp://127.0.0.1:0",
+            "node.metrics=",
+            f"master.endpoint={self.endpoint}",
+            f"segment.directory={self._directory / 'shm'}",
+            f"transfer.unix_dir={self._directory / name}",
+            *self.node_settings,
+        )
+        self.nodes[name].find(r"(joined) master")
+
+    def put(self, node: str, tokens: range, *, wanted: int = 0) -> list[BlockHash]:
+        """A chain of blocks of these tokens, with bytes of their own."""
+        hashes = block_hashes(NAMESPACE, tokens, TOKENS)
+        memory = np.random.default_rng(tokens.start).integers(0, 256, len(hashes) * BLOCK, np.uint8)
+        region = self.engine.register(memory)
+        blocks = []
+        for index, block_hash in enumerate(hashes):
+            rows = Strided(
+                offset=index * BLOCK, row_bytes=ROW, num_rows=2 * NUM_LAYERS, stride_bytes=ROW
+            )
+            meta = BlockMeta(
+                hash=block_hash,
+                parent=hashes[index - 1] if index else root_hash(NAMESPACE),
+                namespace=NAMESPACE,
+                depth=index,
+                num_tokens=TOKENS,
+                model="m",
+            )
+            source = Source(region=region, ranges=rows)
+            blocks.append(PutBlock(meta=meta, source=source, num_layers=NUM_LAYERS, wanted=wanted))
+            start = index * BLOCK
+            self.payloads[block_hash] = memory[start : start + BLOCK].tobytes()
+        with SyncClient(self.node(node).node.control) as client:
+            reply = put_blocks(client, blocks)
+        assert set(reply.results) == {"stored"}, reply
+        self.engine.deregister(region)
+        return hashes
+
+    def node(self, name: str) -> ListedNode:
+        return next(n for n in self.client.nodes().nodes if n.node.node == name)
+
+    def state(self, name: str) -> str:
+        return next((n.state for n in self.client.nodes().nodes if n.node.node == name), "unknown")
+
+    def where(self, hashes: list[BlockHash]) -> list[set[NodeId]]:
+        return [{at.node for at in of_block} for of_block in self.client.locate(hashes)]
+
+    def wait_for_replicas(self, hashes: list[BlockHash], count: int, timeout_s: float = 10) -> None:
+        wait_until(
+            lambda: all(len(nodes) == count for nodes in self.where(hashes)),
+            timeout_s,
+            f"{count} replicas of each block",
+        )
+
+    def match(self, hashes: list[BlockHash]) -> MatchReply:
+        with SyncClient(self.endpoint) as client:
+            reply = client.request(Match(hashes=hashes, lease_ms=300))
+        assert isinstance(reply, MatchReply)
+        return reply
+
+    def read(self, hashes: list[BlockHash]) -> int:
+        """How many of the first of these could be read; every byte of them is compared."""
+        reply = self.match(hashes)
+        opened = self.reader.open(reply.locations, spares=reply.spares)
+        count = opened.num_good
+        rows = np.zeros((2 * NUM_LAYERS, max(1, count) * ROW), np.uint8)
+        targets = [(rows[2 * layer], rows[2 * layer + 1]) for layer in range(NUM_LAYERS)]
+        good = opened.read_layers(0, targets, count) if count else 0
+        blocks = rows.reshape(2 * NUM_LAYERS, -1, ROW)
+        for index in range(good):
+            assert blocks[:, index].tobytes() == self.payloads[hashes[index]], "wrong bytes"
+        return good
+
+    def close(self) -> None:
+        self.engine.close()
+        self.client.close()
+        for daemon in (*self.nodes.values(), self.master):
+            daemon.stop()
+        for each in (self._directory / "shm").glob("*/*"):
+            each.unlink()
+
+    def _tell(self, message: object) -> None:
+        with SyncClient(self.endpoint, 2.0) as client:
+            client.request(message)  # type: ignore[arg-type]  # a SuspectNode
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
