@@ -12,6 +12,9 @@ from typing import Final
 from daemons.client.object_reader import Place
 
 _MAX_NAMES: Final = 65_536
+_MAX_OWN: Final = 4096
+_REPORT_S: Final = 1.0
+_LIST_WAIT_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class ObjectCache:
 
     def __init__(self) -> None:
         self._found: dict[bytes, Found] = {}
+        self._own: dict[bytes, float] = {}
         self._lock = threading.Lock()
 
     def get(self, name: bytes) -> Found | None:
@@ -50,3 +54,23 @@ class ObjectCache:
     def drop(self, name: bytes) -> None:
         with self._lock:
             self._found.pop(name, None)
+            self._own.pop(name, None)
+
+    def put_own(self, name: bytes, found: Found) -> None:
+        """Of a put of our own: for a moment the master does not know it yet."""
+        self.put(name, found)
+        now_s = time.monotonic()
+        with self._lock:
+            if len(self._own) >= _MAX_OWN:
+                self._own = {n: s for n, s in self._own.items() if now_s - s < _REPORT_S}
+            self._own[name] = now_s
+
+    def is_own(self, name: bytes) -> bool:
+        """Whether it was put so lately that the master's word on it means nothing."""
+        put_s = self._own.get(name)
+        return put_s is not None and time.monotonic() - put_s < _REPORT_S
+
+    def wait_reported(self) -> None:
+        """Until the master knows of all puts of our own, as far as waiting for the nodes' reports can tell."""
+        last_s = max(self._own.values(), default=0.0)
+        time.sleep(max(0.0, min(_LIST_WAIT_S, last_s + _LIST_WAIT_S - time.monotonic())))

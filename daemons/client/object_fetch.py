@@ -118,7 +118,11 @@ class ObjectFetch:
 
     def is_same(self, sealed: BlockLocation, item: Item) -> bool:
         """Whether what is sealed there is this value: its checksums are, and so its seals; no bytes are read."""
-        place = Place(sealed)
+        with self._lookup.in_memory(Place(sealed), 2.0) as place:
+            return self._is_same(place, item)
+
+    def _is_same(self, place: Place, item: Item) -> bool:
+        sealed = place.location
         footer, trailer = self._reader.read_footer(place, 2.0)
         if (footer.value_bytes, footer.type) != (item.value.nbytes, item.type):
             return False
@@ -257,8 +261,12 @@ class ObjectFetch:
             left_s = deadline_s - time.monotonic()
             if index + 1 < len(places):
                 left_s = min(left_s, _FAILOVER_S + num_bytes / _FAILOVER_BYTES_PER_S)
+            left_s = max(0.05, left_s)
             try:
-                return read(place, max(0.05, left_s))
+                if place.location.tier == "dram":
+                    return read(place, left_s)
+                with self._lookup.in_memory(place, left_s) as near:
+                    return read(near, left_s)
             except (TransferError, Unavailable) as failure:
                 error = failure
         raise error

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from daemons.client.object_cache import Found, ObjectCache
@@ -10,9 +10,17 @@ from daemons.client.object_format import Footer
 from daemons.client.object_reader import Place
 from daemons.client.sessions import Sessions
 from daemons.core.errors import McError, Unavailable
-from daemons.core.ids import BlockHash
+from daemons.core.ids import BlockHash, new_stage_id
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BadReplica, BlockLocation, Locate, LocateReply
+from daemons.protocol.block import (
+    BadReplica,
+    BlockLocation,
+    Locate,
+    LocateReply,
+    Stage,
+    StageReply,
+    Unstage,
+)
 from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.objects import NAME_STATES, LocateNames, LocateNamesReply, NameState
 from daemons.protocol.segment import Grant, RegionGrant
@@ -62,6 +70,29 @@ class ObjectLookup:
                 found.chunks[index] = places
         return {index: found.chunks[index] for index in indexes if found.chunks[index]}
 
+    @contextlib.contextmanager
+    def in_memory(self, place: Place, timeout_s: float) -> Iterator[Place]:
+        """Where it can be read: a replica on a node's SSD is brought into its memory while this lasts."""
+        at = place.location
+        if at.tier == "dram":
+            yield place
+            return
+        stage_id = new_stage_id()
+        hold_ms = int(1000 * timeout_s) + 1000
+        message = Stage(stage_id=stage_id, hashes=[at.hash], hold_ms=hold_ms)
+        with self._sessions.borrow() as session:
+            [reply] = session.ask_nodes([(at.control, message)], timeout_s)
+        if isinstance(reply, McError):
+            raise reply
+        if not isinstance(reply, StageReply) or reply.locations[0] is None:
+            why = reply.why if isinstance(reply, StageReply) else "it answers nonsense"
+            raise Unavailable(f"{at.node} did not bring it from its {at.tier} tier: {why}")
+        try:
+            yield Place(reply.locations[0])
+        finally:
+            with self._sessions.borrow() as session:
+                session.ask_nodes([(at.control, Unstage(stage_id=stage_id))], 1.0)
+
     def report_bad(self, location: BlockLocation, why: str) -> None:
         """The node looks for itself before it drops anything; nobody waits for that."""
         message = BadReplica(hash=location.hash, node=location.node, why=why)
@@ -78,7 +109,7 @@ class ObjectLookup:
         """What a node said when it sealed our put."""
         known = {i: [Place(chunk)] for i, chunk in enumerate(chunks) if chunk is not None}
         until_s = time.monotonic() + LEASE_S
-        self.cache.put(name, Found([Place(location)], value_bytes, until_s, True, known))
+        self.cache.put_own(name, Found([Place(location)], value_bytes, until_s, True, known))
 
     def _ask(self, names: list[bytes], timeout_s: float) -> list[Found | McError | None]:
         deadline_s = time.monotonic() + timeout_s

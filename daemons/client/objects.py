@@ -209,7 +209,11 @@ class Store:
             self._ask(ExistNames(namespace=self.namespace, names=part), ExistNamesReply).states
             for part in _pages(packed)
         )
-        return [NAME_STATES[state] for state in states]
+        is_own = self._lookup.cache.is_own
+        return [
+            NAME_STATES[state] if state or not is_own(name) else "present"
+            for name, state in zip(packed, states, strict=True)
+        ]
 
     def delete(self, name: Name) -> bool:
         """Whether it was there. When it returns no node that is away can bring it back."""
@@ -218,20 +222,21 @@ class Store:
     def delete_many(self, names: Sequence[Name]) -> list[bool]:
         """Raises Unavailable when too few nodes answered for it to be sure; deleting again is fine."""
         packed = _names(names)
-        states = b""
+        was_there: list[bool] = []
         for part in _pages(packed):
-            states += self._ask(
-                DeleteNames(namespace=self.namespace, names=part), DeleteNamesReply
-            ).states
-            for name in part:
+            message = DeleteNames(namespace=self.namespace, names=part)
+            states = self._ask(message, DeleteNamesReply).states
+            for name, state in zip(part, states, strict=True):
+                was_there.append(bool(state) or self._lookup.cache.is_own(name))
                 self._lookup.cache.drop(name)
-        return [NAME_STATES[state] != "absent" for state in states]
+        return was_there
 
     def stat(self, name: Name) -> ObjectStat | None:
         return _one(self.stat_many([name]))
 
     def stat_many(self, names: Sequence[Name]) -> list[ObjectStat | McError | None]:
         packed = _names(names)
+        self._lookup.cache.wait_reported()
         found = self._lookup.find(packed, self.timeout_s, is_fresh=True)
         return [
             self._describe(name, each) if isinstance(each, Found) else each
@@ -330,6 +335,7 @@ class Store:
     def list(self, prefix: Name = b"") -> Iterator[ListedName]:
         """Of the names that begin so, in no order; names that come or go meanwhile may be missed or not."""
         start = prefix.encode() if isinstance(prefix, str) else bytes(prefix)
+        self._lookup.cache.wait_reported()
         cursor: int | None = 0
         while cursor is not None:
             message = ListNames(

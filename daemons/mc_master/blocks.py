@@ -195,6 +195,7 @@ class BlockHandlers:
         wanted = [b for b in report.sealed if b.meta.hash not in unwanted | refused]
         sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
         self.on_sealed(report.node, wanted)
+        self._names.on_recorded(sealed)
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
         state.metrics.refused_blocks.inc(report.refused_puts)

@@ -7,6 +7,7 @@ remember; so is every node that joins, and each tells a later master. Chunks wit
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, Unavailable
@@ -35,6 +36,10 @@ MAX_DELETES = 64
 NOTICE_NAMES = 4096
 ANSWER_EARLY_S = 0.2
 """So that the answer still arrives before the asker gives up."""
+MAX_CHUNKS: Final = 1 << 20
+"""Of the largest value in the smallest chunks."""
+_PUT_LEASE_S: Final = 3600.0
+"""Those of a put that never ends are freed as orphans long before."""
 _MAX_CHUNKS = 1024
 """Freed along with their object; those beyond wait for the search for orphans."""
 
@@ -46,7 +51,7 @@ class _Delete:
     left: set[tuple[NodeId, BlockHash]]
     """What nodes have not logged yet."""
     unconfirmed: set[NodeId] = field(default_factory=set)
-    num_nodes: int = 0
+    told: set[NodeId] = field(default_factory=set)
     timer: Timer | None = None
 
 
@@ -88,6 +93,25 @@ class NameKeeper:
                 self.names.release(meta.hash, block.version)
         self._free(node, orphans)
         return refused
+
+    def on_recorded(self, sealed: Sequence[SealedBlock]) -> None:
+        """Chunks stay while their put goes on, or a large value would push out its own beginning."""
+        now_s = self._state.now_s()
+        for block in sealed:
+            meta = block.meta
+            if not is_object(meta):
+                continue
+            if not meta.name and self.names.is_held(meta.parent, block.version, now_s=now_s):
+                self._state.directory.lease_until(meta.hash, now_s + _PUT_LEASE_S)
+            elif meta.name and meta.value_bytes > block.length:
+                self._end_put_leases(block, now_s + self._state.config.pool.lease_s)
+
+    def _end_put_leases(self, block: SealedBlock, until_s: float) -> None:
+        directory = self._state.directory
+        for index in range(MAX_CHUNKS):
+            chunk = chunk_key(block.meta.hash, block.version, index)
+            if not directory.lease_until(chunk, until_s):
+                return
 
     def learn(self, member: Member, report: Report) -> None:
         """What the node has logged, or remembers from before this master."""
@@ -171,7 +195,7 @@ class NameKeeper:
             dead.append(DeadName(key=key, version=version))
         told = self._broadcast(dead)
         delete = _Delete(call, states, {(node, d.key) for node in told for d in dead})
-        delete.num_nodes = len(told)
+        delete.told = told
         delete.unconfirmed = holders - told
         self._deletes.append(delete)
         if not delete.left:
@@ -202,7 +226,7 @@ class NameKeeper:
         if delete.timer is not None:
             delete.timer.cancel()
         late = {node for node, _ in delete.left} | delete.unconfirmed
-        num_logged = delete.num_nodes - len(late)
+        num_logged = len(delete.told - late)
         if late and num_logged < 2:
             delete.call.fail(
                 Unavailable(

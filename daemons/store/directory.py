@@ -395,6 +395,13 @@ class Directory:
         slots = [(self.replicas.slot_of(r), self.replicas.version[r]) for r in chain]
         return [(slot.place, version) for slot, version in slots if not slot.is_dropped]
 
+    def lease_until(self, block_hash: BlockHash, until_s: float) -> bool:
+        """Longer or shorter than before; False when it is not here."""
+        row = self.blocks.row_by_hash.get(block_hash)
+        if row is not None:
+            self.leases.until_s[row] = until_s
+        return row is not None
+
     def presence(self, rows: Sequence[int], *, now_s: float) -> list[int]:
         """For each row, NO_ROW among them: 0 absent, 1 readable, 2 only on nodes that are suspect or gone."""
         if not rows:

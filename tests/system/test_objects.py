@@ -1,0 +1,180 @@
+"""Named objects with real daemons: nothing half, nothing lost, nothing that comes back from a node that was away."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from kit.object_pool import ObjectPool, wait_for
+
+from daemons.core.errors import Conflict, McError, Unavailable
+from mcctl import Store
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ObjectPool]:
+    pool = ObjectPool(2, master=("pool.orphan_s=1.5",))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def store(pool: ObjectPool, request: pytest.FixtureRequest) -> Iterator[Store]:
+    with Store(pool.endpoint, namespace=request.node.name) as store:
+        yield store
+
+
+def other(pool: ObjectPool, store: Store) -> Store:
+    """Another client, which knows nothing yet."""
+    return Store(pool.endpoint, namespace=store.namespace)
+
+
+def test_values_of_all_sizes_come_back_whole_and_in_parts(pool: ObjectPool, store: Store) -> None:
+    piece, sizes = 1 << 20, [0, 1, 4096, 65_432, 65_433]
+    sizes += [piece - 105, piece - 104, piece - 50, piece, 3 * piece + 7, 9 * piece + 1]
+    values = {f"v{size}": random.Random(size).randbytes(size) for size in sizes}
+    assert all(isinstance(v, int) for v in store.put_many(list(values.items())))
+    time.sleep(0.1)
+    with other(pool, store) as reader:
+        assert reader.get_many(list(values)) == list(values.values())
+        for name, value in values.items():
+            target = bytearray(len(value))
+            assert reader.get_into(name, target) == len(value)
+            assert target == value
+            start, length = len(value) // 3, len(value) // 2
+            assert reader.get_range(name, start, length) == value[start : start + length]
+        assert {each.name.decode(): each.value_bytes for each in reader.list("v")} == {
+            name: len(value) for name, value in values.items()
+        }
+
+
+def test_empty_value_miss_and_error_are_three_things(store: Store) -> None:
+    store.put("empty", b"")
+    assert store.get("empty") == b""
+    assert store.get("missing") is None
+    with Store("tcp://127.0.0.1:9", timeout_s=0.3) as lost, pytest.raises(Unavailable):
+        lost.get("empty")
+    assert store.exists_many(["empty", "missing"]) == ["present", "absent"]
+
+
+def test_other_bytes_under_a_sealed_name_are_a_conflict(pool: ObjectPool, store: Store) -> None:
+    large = os.urandom(3 << 20)
+    versions = store.put_many([("a", b"one"), ("large", large)])
+    time.sleep(0.05)
+    with other(pool, store) as second:
+        assert second.put_many([("a", b"one"), ("large", large)]) == versions
+        assert isinstance(second.put_many([("a", b"two")])[0], Conflict)
+        assert isinstance(second.put_many([("large", large[:-1] + b"?")])[0], Conflict)
+        assert second.get("a") == b"one"
+        assert second.replace("a", b"three") > versions[0]  # type: ignore[operator]
+    assert store.get("a") == b"three", "also by a client that kept the old one's place"
+
+
+def test_arrays_keep_dtype_and_shape(store: Store) -> None:
+    value = np.arange(60_000, dtype="<f4").reshape(3, 4, -1)
+    store.put("array", value)
+    assert np.array_equal(store.get_array("array"), value)
+    stat = store.stat("array")
+    assert stat is not None
+    assert (stat.dtype, stat.shape) == ("<f4", (3, 4, 5000))
+    wrong = np.empty_like(value, dtype="<i4")
+    assert isinstance(store.get_into_many([("array", wrong)])[0], McError)
+
+
+def test_registered_memory_is_put_and_read_in_place(store: Store) -> None:
+    memory = np.frombuffer(random.Random(1).randbytes(4 << 20), np.uint8).copy()
+    region = store.register(memory)
+    store.put_from("half", memory[: 2 << 20])
+    assert store.get_into("half", memory[2 << 20 :]) == 2 << 20
+    assert np.array_equal(memory[: 2 << 20], memory[2 << 20 :])
+    store.deregister(region)
+
+
+def test_threads_share_a_store(store: Store) -> None:
+    def work(number: int) -> None:
+        for index in range(10):
+            name = f"{number}-{index}"
+            store.put(name, name.encode() * 1000)
+            if store.get(name) != name.encode() * 1000:
+                wrong.append(name)
+
+    wrong: list[str] = []
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    assert len(list(store.list())) == 40
+
+
+def test_a_reader_sees_one_whole_version_while_it_is_replaced(
+    pool: ObjectPool, store: Store
+) -> None:
+    def value(number: int) -> bytes:
+        return bytes([number]) * (1_500_000 if number % 2 else 30_000)
+
+    store.put("x", value(0))
+    seen: list[bytes | None] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        with other(pool, store) as reader:
+            while not is_over.is_set():
+                seen.append(reader.get("x"))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(1, 30):
+        store.replace("x", value(number))
+    is_over.set()
+    thread.join(10)
+    found = [each[0] for each in seen if each]
+    assert all(each == value(each[0]) for each in seen if each)
+    assert found == sorted(found), "an older version came back"
+    assert len(set(found)) > 1
+
+
+def test_a_deleted_name_is_gone_for_everyone_at_once(pool: ObjectPool, store: Store) -> None:
+    with other(pool, store) as reader:
+        store.put("gone", b"x" * 5000)
+        time.sleep(0.05)
+        assert reader.get("gone")
+        assert store.delete("gone")
+        assert reader.get("gone") is None
+        assert not reader.delete("gone")
+        reader.put("gone", b"y")
+        assert reader.get("gone") == b"y"
+
+
+_PUT_AND_DIE = """
+import os, sys, threading
+from mcctl import Store
+store = Store(sys.argv[1], namespace="dying")
+threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
+while True:
+    store.replace("half", os.urandom(30 << 20))
+"""
+
+
+def test_a_client_that_dies_in_mid_put_leaves_nothing(pool: ObjectPool) -> None:
+    """Chunks without their object are freed; a version that was whole before stays."""
+
+    def used_bytes() -> int:
+        return sum(node.used_bytes for node in pool.nodes())
+
+    with Store(pool.endpoint, namespace="dying") as store:
+        used_before = used_bytes()
+        process = subprocess.Popen([sys.executable, "-c", _PUT_AND_DIE, pool.endpoint, "0.2"])
+        assert process.wait(20) == -signal.SIGKILL
+        time.sleep(0.1)
+        value = store.get("half")
+        assert value is None or len(value) == 30 << 20
+        store.delete("half")  # and with it the dead client's reservation
+        wait_for(lambda: used_bytes() <= used_before, 20.0)

@@ -1,0 +1,152 @@
+"""Objects when nodes and masters die and come back: what was acknowledged is served, what was deleted stays deleted."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from kit.object_pool import ObjectPool, wait_for
+
+from daemons.core.errors import Exhausted, McError, Unavailable
+from mcctl import Store
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ObjectPool]:
+    """Two nodes, which every test leaves up; a third one for the last."""
+    pool = ObjectPool(3, started=2)
+    yield pool
+    pool.close()
+
+
+def holder(store: Store, name: str) -> int:
+    stat = store.stat(name)
+    assert stat is not None
+    return int(stat.nodes[0].removeprefix("node-"))
+
+
+def test_what_was_deleted_or_replaced_stays_so_when_its_node_returns(pool: ObjectPool) -> None:
+    names = ["deleted", "replaced", "kept"]
+    with Store(pool.endpoint, namespace="n") as store:
+        store.put_many([(name, b"old" * 1000) for name in names])
+        wait_for(lambda: store.exists_many(names) == ["present"] * 3)
+        away = holder(store, "kept")
+        pool.kill(f"node-{away}")
+        wait_for(lambda: set(store.exists_many(names)) == {"unreachable"})
+        with pytest.raises(Unavailable):
+            store.get("kept")
+        store.replace("replaced", b"new")
+        with pytest.raises(Unavailable, match="only 1 nodes have logged it"):
+            store.delete("deleted")
+        assert store.exists_many(["deleted", "replaced"]) == ["absent", "present"]
+        pool.kill("master")
+        pool.start_master()
+        pool.wait_joined(1)
+        pool.start_node(away)
+        pool.wait_joined(2)
+        wait_for(lambda: store.exists("kept") == "present")
+    with Store(pool.endpoint, namespace="n") as store:
+        assert store.get_many(names) == [None, b"new", b"old" * 1000]
+        assert {each.name for each in store.list()} == {b"replaced", b"kept"}
+
+
+def test_a_master_killed_under_puts_loses_nothing_that_was_acknowledged(pool: ObjectPool) -> None:
+    acknowledged: dict[str, bytes] = {}
+    is_over = threading.Event()
+    errors: list[str] = []
+
+    def put() -> None:
+        with Store(pool.endpoint, namespace="load", timeout_s=8.0) as store:
+            for number in itertools.count():
+                if is_over.is_set():
+                    return
+                name, value = f"o{number}", os.urandom(2000 + 50_000 * (number % 9 == 0))
+                try:
+                    store.put(name, value)
+                except McError as error:
+                    errors.append(repr(error))
+                else:
+                    acknowledged[name] = value
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    for _ in range(2):
+        time.sleep(0.7)
+        pool.kill("master")
+        with Store(pool.endpoint, namespace="load", timeout_s=0.3) as late, pytest.raises(McError):
+            late.get("o0")
+        pool.start_master()
+    time.sleep(1.0)
+    is_over.set()
+    thread.join(20)
+    with Store(pool.endpoint, namespace="load", timeout_s=10.0) as store:
+        names = list(acknowledged)
+        time.sleep(0.05)
+        assert store.get_many(names) == list(acknowledged.values())
+        assert store.get("never") is None
+    assert len(names) > 50, errors
+
+
+def test_a_node_killed_under_puts_loses_nothing_that_was_acknowledged(pool: ObjectPool) -> None:
+    acknowledged: dict[str, bytes] = {}
+    with Store(pool.endpoint, namespace="nodes", timeout_s=10.0) as store:
+        for number in range(60):
+            if number == 20:
+                pool.kill("node-0")
+            if number == 40:
+                pool.start_node(0)
+            value = os.urandom(100_000)
+            store.put(f"o{number}", value)
+            acknowledged[f"o{number}"] = value
+        pool.wait_joined(2)
+        wait_for(lambda: set(store.exists_many(list(acknowledged))) == {"present"})
+        assert store.get_many(list(acknowledged)) == list(acknowledged.values())
+
+
+def test_a_stopped_master_is_not_waited_for_beyond_the_timeout_and_known_places_are_read(
+    pool: ObjectPool,
+) -> None:
+    with Store(pool.endpoint, namespace="n", timeout_s=0.6) as store:
+        store.put("a", b"1")
+        pool.signal("master", signal.SIGSTOP)
+        started_s = time.monotonic()
+        assert store.get("a") == b"1"
+        with pytest.raises(Unavailable):
+            store.get("b")
+        assert time.monotonic() - started_s < 3.0
+        pool.signal("master", signal.SIGCONT)
+        wait_for(lambda: store.exists("a") == "present")
+
+
+def test_a_put_into_a_full_pool_waits_its_time_and_then_explains(pool: ObjectPool) -> None:
+    with Store(pool.endpoint, namespace="full", timeout_s=1.0) as store:
+        started_s = time.monotonic()
+        with pytest.raises(Exhausted, match=r"no room for 'x' of 200.0 MiB within 1\.?\d* s.*MiB"):
+            store.put("x", bytes(200 << 20), timeout_s=1.0)
+        assert 0.5 < time.monotonic() - started_s < 6.0
+        assert store.exists("x") == "absent"
+
+
+def test_a_node_that_joins_later_tells_later_masters_what_is_dead(pool: ObjectPool) -> None:
+    with Store(pool.endpoint, namespace="late") as store:
+        store.put_many([("deleted", b"old"), ("kept", b"old")])
+        wait_for(lambda: store.exists("kept") == "present")
+        away = holder(store, "kept")
+        pool.kill(f"node-{away}")
+        wait_for(lambda: store.exists("kept") == "unreachable")
+        with pytest.raises(Unavailable):
+            store.delete("deleted")
+        pool.start_node(2)
+        pool.wait_joined(2)
+        time.sleep(0.2)
+        pool.kill(f"node-{1 - away}")
+        pool.kill("master")
+        pool.start_master()
+        pool.start_node(away)
+        pool.wait_joined(2)
+        wait_for(lambda: store.exists("kept") == "present")
+        assert store.exists("deleted") != "present"
+        assert [each.name for each in store.list()] == [b"kept"]
