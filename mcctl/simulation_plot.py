@@ -47,6 +47,11 @@ def run_charts(results: Sequence[SimulationResult]) -> str:
                     for name, result in named
                 ],
             ),
+            Chart(
+                "Share of prompt tokens that were reused, by the tier they came from",
+                "seconds",
+                [line for name, result in named for line in _hit_lines(name, result)],
+            ),
         ]
     )
 
@@ -72,6 +77,18 @@ def plan_charts(
             Chart("Goodput by split", "prefill nodes", [Line("all nodes together", splits)]),
         ]
     )
+
+
+def _hit_lines(name: str, result: SimulationResult) -> list[Line]:
+    """One for each tier that the cluster has; of one without, its own cache."""
+    tiers = [tier.tier for tier in result.tiers] or ["dram"]
+    return [
+        Line(
+            f"{name}: {tier}" if len(tiers) > 1 else name,
+            [(sample.time_s, float(getattr(sample, tier))) for sample in result.hits],
+        )
+        for tier in tiers
+    ]
 
 
 def _sized(curve: Iterable[CapacityPoint]) -> list[tuple[float, float]]:

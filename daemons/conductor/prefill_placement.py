@@ -54,9 +54,14 @@ class PrefillCandidates:
     def reusing(self, matched: Ints) -> "Weighed":
         """Time to the first token of each with so many tokens reused."""
         local = np.minimum(matched, self.local_tokens)
+        load_s = self.costs.load_s(local, matched - local)
+        if self.request.staging_s:
+            # It is staged while the request is queued, so only what that does not cover counts.
+            left_s = np.maximum(load_s, self.request.staging_s - self.queue_s)
+            load_s = np.where(matched > self.request.fast_tokens, left_s, load_s)
         return Weighed(
             self.queue_s,
-            self.costs.load_s(local, matched - local),
+            load_s,
             self.costs.prefill_s(self.request.num_prompt_tokens, matched),
             matched,
         )
@@ -132,13 +137,16 @@ def candidates_of(
 
 
 def fastest_reuse(candidates: PrefillCandidates, tuning: Tuning) -> Weighed:
-    """The least predicted time each: reuse all that matched, only what its host holds, or nothing."""
+    """The least predicted time each: reuse all that matched, only what its host has, or is in DRAM, or nothing."""
     local = candidates.local_tokens
     most = candidates.most_tokens if tuning.may_pull else local
     best = candidates.reusing(most)
     if not most.any():
         return best
-    for matched in (local, np.zeros_like(local)):
+    fewer = [local, np.zeros_like(local)]
+    if candidates.request.staging_s:
+        fewer.insert(1, np.minimum(most, candidates.request.fast_tokens))
+    for matched in fewer:
         other = candidates.reusing(matched)
         best = best.where(other.total_s < best.total_s, other)
     return best

@@ -45,6 +45,9 @@ class PlacementRequest:
     exclude: frozenset[NodeId] = frozenset()
     namespace: bytes = b""
     """Empty: of whatever namespace serves the model."""
+    fast_tokens: int = 0
+    staging_s: float = 0.0
+    """Reuse beyond `fast_tokens` lies below DRAM and would be there after so long; 0: none does."""
 
     @property
     def needed_tokens(self) -> int:

@@ -1,10 +1,10 @@
 """P prefill and D decode instances around one pool, placed by the live Conductor.
 
-Each prefill node lends its DRAM to the pool. Reused blocks of other nodes are pulled over the network and stay as
-replicas. KV streams to decode layer by layer while it is computed.
+Each prefill node lends its DRAM to the pool, and has an SSD below it where the plan says so. Reused blocks of other
+nodes are pulled over the network and stay as replicas, those of lower tiers are staged while a prompt is queued. KV
+streams to decode layer by layer while it is computed.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,9 @@ from daemons.core.errors import Rejected
 from daemons.core.ids import HostId, NodeId, RequestId
 from daemons.simulation.decode_batch import DecodeInstance, RunningSequence
 from daemons.simulation.events import EventQueue
+from daemons.simulation.fetch import Fetcher
 from daemons.simulation.hardware import HardwareProfile
+from daemons.simulation.lower_tiers import Device, LowerSizes
 from daemons.simulation.network import Network
 from daemons.simulation.outcome import RequestOutcome
 from daemons.simulation.pool import MODEL, SimulatedPool
@@ -30,7 +32,10 @@ POLICY_NAMES = tuple(POLICIES)
 
 @dataclass(frozen=True, slots=True)
 class DisaggregatedPlan:
-    """`node_tokens`: DRAM that each prefill node lends; 0 takes the profile's. `may_pull`: reuse across nodes."""
+    """`node_tokens`: DRAM that each prefill node lends; 0 takes the profile's. `may_pull`: reuse across nodes.
+
+    `ssd_tokens`: of each prefill node; `object_tokens`: of one store for all; 0: none.
+    """
 
     num_prefills: int
     num_decodes: int
@@ -44,6 +49,8 @@ class DisaggregatedPlan:
     seed: int = 0
     node_tokens: int = 0
     eviction: str = "lru"
+    ssd_tokens: int = 0
+    object_tokens: int = 0
 
 
 class DisaggregatedCluster:
@@ -72,6 +79,12 @@ class DisaggregatedCluster:
         }
         node_tokens = plan.node_tokens or profile.kv.dram_tokens
         self.pool = SimulatedPool(prefills, node_tokens, plan.eviction)
+        block_bytes = BLOCK_TOKENS * profile.kv.bytes_per_token
+        sizes = LowerSizes(
+            plan.ssd_tokens // BLOCK_TOKENS, plan.object_tokens // BLOCK_TOKENS, block_bytes
+        )
+        self.pool.add_lower(sizes, lambda tier: Device(profile.storage_rates(tier)))
+        self._fetcher = Fetcher(self.pool, self.network, block_bytes)
 
     def run(self, requests: Sequence[TraceRequest]) -> list[RequestOutcome]:
         outcomes = [
@@ -92,6 +105,7 @@ class DisaggregatedCluster:
         hashes = self.pool.hashes(request.blocks)
         rows = self.pool.directory.find_prefix(hashes, now_s=now_s)
         local = self.pool.directory.leading_by_host(rows, now_s=now_s) if rows else {}
+        slow = self._fetcher.slow_part(rows, now_s=now_s)
         question = PlacementRequest(
             request_id=RequestId(str(request.number)),
             model=MODEL,
@@ -99,6 +113,8 @@ class DisaggregatedCluster:
             max_tokens=request.output_tokens,
             matched_tokens=len(rows) * BLOCK_TOKENS,
             local_tokens={host: blocks * BLOCK_TOKENS for host, blocks in local.items()},
+            fast_tokens=slow.fast_tokens,
+            staging_s=slow.staging_s,
         )
         try:
             placement = self.conductor.place(question, now_s=now_s)
@@ -111,33 +127,33 @@ class DisaggregatedCluster:
         outcome.cached_tokens = len(rows) * BLOCK_TOKENS
         outcome.predicted_ttft_s = placement.predicted_ttft_s
         outcome.prefill, outcome.decode = placement.prefill.node, placement.decode.node
-        num_local = min(len(rows), local.get(placement.prefill.host_id, 0))
-        pulled_s = self._pull(request, rows, num_local, placement.prefill.node)
-        outcome.remote_tokens = (len(rows) - num_local) * BLOCK_TOKENS
+        ready_s = self._fetch(request, outcome, rows)
         self._prefills[placement.prefill.node].queue(
             Prompt(
                 outcome,
-                pulled_s,
+                ready_s,
                 on_start=partial(self._prefill_begins, request, outcome),
                 on_first_token=partial(self._first_token, request, outcome),
             )
         )
 
-    def _pull(
-        self, request: TraceRequest, rows: Sequence[int], num_local: int, node: NodeId
-    ) -> float:
-        """Fetch what the prefill node does not hold itself; when it is there."""
-        now_s = self._events.now_s
-        found = self.pool.take(rows, len(request.blocks), node, now_s)
-        sources = Counter(location.node for location in found[num_local:] if location.node != node)
-        pulled_s = now_s
-        for source, num_blocks in sorted(sources.items()):
-            num_bytes = num_blocks * BLOCK_TOKENS * self._profile.kv.bytes_per_token
-            pulled_s = max(pulled_s, self.network.send(source, node, num_bytes, now_s=now_s))
-        if sources:
-            blocks = request.blocks[: len(rows)]
-            self._events.at(pulled_s, lambda: self._store(node, blocks, num_local))
-        return pulled_s
+    def _fetch(self, request: TraceRequest, outcome: RequestOutcome, rows: Sequence[int]) -> float:
+        """Bring what the prefill node has not in its DRAM; when it is there."""
+        node = NodeId(outcome.prefill)
+        fetched = self._fetcher.fetch(rows, len(request.blocks), node, now_s=self._events.now_s)
+        slow = (*fetched.ssd, *fetched.object)
+        outcome.remote_tokens = len(fetched.remote) * BLOCK_TOKENS
+        outcome.ssd_tokens = len(fetched.ssd) * BLOCK_TOKENS
+        outcome.object_tokens = len(fetched.object) * BLOCK_TOKENS
+
+        def arrived() -> None:
+            now_s = self._events.now_s
+            self.pool.store_some(node, request.blocks, fetched.remote, now_s=now_s)
+            self.pool.promote(node, request.blocks, slow, now_s=now_s)
+
+        if fetched.remote or slow:
+            self._events.at(fetched.ready_s, arrived)
+        return fetched.ready_s
 
     def _prefill_begins(self, request: TraceRequest, outcome: RequestOutcome) -> None:
         """From now on KV flows to decode; it has the link for as long as its bytes take."""

@@ -9,6 +9,7 @@ import tomli
 from daemons.conductor.latency import CostModel
 from daemons.config.base import NO_TOML
 from daemons.core.errors import ConfigError
+from daemons.protocol.block import Tier
 
 DEFAULT = "a800x8-llama-70b"
 _FOLDER = "hardware_profiles"
@@ -48,6 +49,14 @@ class Bandwidth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: float
 
 
+class StorageRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes per second, and what one read takes before its first byte."""
+
+    read: float
+    write: float
+    latency_s: float
+
+
 class HardwareProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One instance of one model on one kind of machine."""
 
@@ -55,6 +64,10 @@ class HardwareProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode: DecodeTimes
     kv: KvSizes
     bandwidth: Bandwidth
+    ssd: StorageRates = StorageRates(12e9, 8e9, 1e-4)
+    """Of one node: two or three NVMe drives."""
+    object: StorageRates = StorageRates(10e9, 10e9, 0.03)
+    """Of the whole object store: behind one link of 100 Gbit/s."""
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """Compute of a prompt of which so many tokens are reused; at least one token is computed."""
@@ -81,6 +94,10 @@ class HardwareProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def network_s(self, num_tokens: int) -> float:
         """KV of so many tokens over an idle link."""
         return num_tokens * self.kv.bytes_per_token / self.bandwidth.network
+
+    def storage_rates(self, tier: Tier) -> StorageRates:
+        """Of a tier below DRAM."""
+        return self.ssd if tier == "ssd" else self.object
 
     def cost_model(self) -> CostModel:
         """The same as the Conductor is told by an instance that has measured itself."""
@@ -125,7 +142,8 @@ def parse_profile(text: str, where: str) -> HardwareProfile:
         profile = msgspec.convert(tomli.loads(text), HardwareProfile, strict=False)
     except NO_TOML as error:
         raise ConfigError(f"hardware profile {where}: {error}") from error
-    for section in (profile.prefill, profile.decode, profile.kv, profile.bandwidth):
+    storage = (profile.ssd, profile.object)
+    for section in (profile.prefill, profile.decode, profile.kv, profile.bandwidth, *storage):
         for key, value in msgspec.structs.asdict(section).items():
             may_be_zero = section in (profile.prefill, profile.decode)
             if not (_LEAST <= value <= _MOST or (may_be_zero and value == 0)):

@@ -24,7 +24,10 @@ class RequestOutcome:
     output_tokens: int
     cached_tokens: int = 0
     remote_tokens: int = 0
-    """Of the cached ones: pulled from another node."""
+    """Of the cached ones: pulled from another node's DRAM."""
+    ssd_tokens: int = 0
+    object_tokens: int = 0
+    """Of the cached ones: read from these tiers, of whatever node."""
     prefill: str = ""
     decode: str = ""
     predicted_ttft_s: float = 0.0
@@ -71,6 +74,26 @@ class LoadSample(msgspec.Struct, frozen=True, kw_only=True):
     decode_sequences: float
 
 
+class HitSample(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the prompt tokens that came from `time_s` to the next sample: shares that each tier had."""
+
+    time_s: float
+    dram: float
+    ssd: float
+    object: float
+
+
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tier gave to all finished requests. `hit_fraction` is of all prompt tokens."""
+
+    tier: str
+    hit_fraction: float
+    capacity_gb: float
+    read_gb: float = 0.0
+    written_gb: float = 0.0
+    """By its devices; nothing is counted for DRAM."""
+
+
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """What `mcctl simulate run --output json` prints; fields are only ever added."""
 
@@ -98,6 +121,11 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     tbt_percentiles_s: list[float]
     eviction: str = ""
     """Of the pool; empty where there is none."""
+    tiers: list[TierUse] = msgspec.field(default_factory=list)
+    """The fastest first; those that the plan has."""
+    hits: list[HitSample] = msgspec.field(default_factory=list)
+    lost_gb: float = 0.0
+    """KV that left the lowest tier, or that a device was too slow to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +176,33 @@ def load_over_time(
             decode_sequences=float(decode_s[index] / width_s),
         )
         for index in range(num_samples)
+    ]
+
+
+def hits_over_time(outcomes: Sequence[RequestOutcome], num_samples: int = 30) -> list[HitSample]:
+    """`num_samples` equal parts of the time in which requests came; those without any are left out."""
+    end_s = max((outcome.arrival_s for outcome in outcomes), default=0.0)
+    if end_s <= 0:
+        return []
+    done = [outcome for outcome in outcomes if not outcome.why_rejected]
+    part = np.array([min(num_samples - 1, int(o.arrival_s / end_s * num_samples)) for o in done])
+
+    def sums(values: list[int]) -> np.typing.NDArray[np.float64]:
+        return np.bincount(part, np.array(values, np.float64), num_samples).astype(np.float64)
+
+    if not done:
+        return []
+    total = sums([o.input_tokens for o in done])
+    ssd, below = sums([o.ssd_tokens for o in done]), sums([o.object_tokens for o in done])
+    dram = sums([o.cached_tokens for o in done]) - ssd - below
+    return [
+        HitSample(
+            time_s=end_s * index / num_samples,
+            dram=float(dram[index] / total[index]),
+            ssd=float(ssd[index] / total[index]),
+            object=float(below[index] / total[index]),
+        )
+        for index in np.flatnonzero(total).tolist()
     ]
 
 

@@ -1,21 +1,26 @@
-"""The pool of a simulated cluster: the live directory and its eviction, over memory that is only counted."""
+"""The pool of a simulated cluster: the live directory, eviction and promotion, over memory that is only counted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
-from daemons.protocol.block import BlockLocation, BlockMeta, SealedBlock
+from daemons.protocol.block import BlockLocation, BlockMeta, SealedBlock, Tier
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.simulation.lower_tiers import Device, LowerSizes, LowerTiers, sealed_of
 from daemons.simulation.trace import BLOCK_TOKENS
 from daemons.store.directory import Directory
 from daemons.store.eviction import POLICIES
+from daemons.store.promotion import Promotion
 
 EVICTION_NAMES = tuple(POLICIES)
 HIGH_WATERMARK = 0.95
 EVICT_FRACTION = 0.05
 LEASE_S = 5.0
+PROMOTE_USES = 2
+"""A block from a lower tier stays in a full DRAM from its second use on, as mc-cachenode has it."""
 MODEL = "simulated"
-_ROOT = BlockHash(bytes(HASH_BYTES))
+_ROOT = BlockHash(b"\xff" * HASH_BYTES)
+"""No block's: those of a trace count up from 0."""
 _NAMESPACE = b"simulated"
 
 
@@ -25,22 +30,35 @@ def block_hash(block: int) -> BlockHash:
 
 
 class SimulatedPool:
-    """Each node lends `node_tokens` of memory."""
+    """Each node lends `node_tokens` of memory. `lower` is set where there are tiers below it."""
 
     def __init__(self, nodes: Sequence[NodeId], node_tokens: int, policy: str = "lru") -> None:
         self.directory = Directory(POLICIES[policy])
         self.num_evicted = 0
+        self.lower: LowerTiers | None = None
+        self._promotion = Promotion(PROMOTE_USES)
         self._capacity_blocks = max(1, node_tokens // BLOCK_TOKENS)
         self._used_blocks = dict.fromkeys(nodes, 0)
         for node in nodes:
             self.directory.add_node(node, HostId(node), _region())
+
+    def add_lower(self, sizes: LowerSizes, device_of: Callable[[Tier], Device]) -> None:
+        """Before anything is stored."""
+        if sizes.ssd_blocks or sizes.object_blocks:
+            self.lower = LowerTiers(self.directory, list(self._used_blocks), sizes, device_of)
 
     def hashes(self, blocks: Sequence[int]) -> list[BlockHash]:
         return [block_hash(block) for block in blocks]
 
     def store(self, node: NodeId, blocks: Sequence[int], first: int, *, now_s: float) -> None:
         """Blocks [first, end) of a prompt are in the node's memory from now on; older ones make room."""
-        sealed = [self._sealed(blocks, depth) for depth in range(first, len(blocks))]
+        self.store_some(node, blocks, range(first, len(blocks)), now_s=now_s)
+
+    def store_some(
+        self, node: NodeId, blocks: Sequence[int], depths: Sequence[int], *, now_s: float
+    ) -> None:
+        """Those at these depths."""
+        sealed = [self._sealed(blocks, depth) for depth in depths]
         # In parts that a full node can hold beside what it evicts for them.
         size = max(1, int(self._capacity_blocks * EVICT_FRACTION))
         for start in range(0, len(sealed), size):
@@ -49,6 +67,19 @@ class SimulatedPool:
             if self._used_blocks[node] + len(part) > self._capacity_blocks:
                 return  # all that is left is leased
             self._used_blocks[node] += len(self.directory.record_sealed(node, part, now_s=now_s))
+
+    def promote(
+        self, node: NodeId, blocks: Sequence[int], depths: Sequence[int], *, now_s: float
+    ) -> None:
+        """These were read from lower tiers for a request; the often used ones stay."""
+        has_room = self._used_blocks[node] + len(depths) <= HIGH_WATERMARK * self._capacity_blocks
+        kept = []
+        for depth in depths:
+            name = block_hash(blocks[depth])
+            self._promotion.use(name)
+            if self._promotion.admits(name, has_room=has_room):
+                kept.append(depth)
+        self.store_some(node, blocks, kept, now_s=now_s)
 
     def take(
         self, rows: Sequence[int], num_asked: int, near: NodeId, now_s: float
@@ -62,6 +93,8 @@ class SimulatedPool:
             return
         wanted = num_blocks + int(EVICT_FRACTION * self._capacity_blocks)
         victims = self.directory.victims(node, wanted, now_s=now_s)
+        if self.lower is not None:
+            self.lower.demote(node, sealed_of(self.directory, victims), now_s=now_s)
         freed = self.directory.record_freed(node, victims)
         self._used_blocks[node] -= len(freed)
         self.num_evicted += len(freed)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from statistics import median
 
+import msgspec
+
 from daemons.simulation.coupled import CoupledCluster, CoupledPlan
 from daemons.simulation.disaggregated import DisaggregatedCluster, DisaggregatedPlan
 from daemons.simulation.hardware import HardwareProfile
@@ -10,11 +12,13 @@ from daemons.simulation.outcome import (
     Objectives,
     RequestOutcome,
     SimulationResult,
+    TierUse,
+    hits_over_time,
     load_over_time,
     percentiles,
     spread,
 )
-from daemons.simulation.trace import TraceRequest
+from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest
 
 ClusterPlan = DisaggregatedPlan | CoupledPlan
 
@@ -31,7 +35,13 @@ def simulate(
         return summarize(outcomes, plan, objectives, network_bytes=0)
     cluster = DisaggregatedCluster(plan, profile)
     outcomes = cluster.run(requests)
-    return summarize(outcomes, plan, objectives, network_bytes=cluster.network.sent_bytes)
+    result = summarize(outcomes, plan, objectives, network_bytes=cluster.network.sent_bytes)
+    lower = cluster.pool.lower
+    return msgspec.structs.replace(
+        result,
+        tiers=tier_use(outcomes, plan, cluster, profile),
+        lost_gb=lower.num_lost * block_gb(profile) if lower is not None else 0.0,
+    )
 
 
 def summarize(
@@ -65,8 +75,46 @@ def summarize(
         load=load_over_time(outcomes, num_prefills(plan)),
         ttft_percentiles_s=percentiles([outcome.ttft_s for outcome in done]),
         tbt_percentiles_s=percentiles([outcome.tbt_s for outcome in done if outcome.gaps]),
+        hits=hits_over_time(outcomes),
         eviction="" if isinstance(plan, CoupledPlan) else plan.eviction,
     )
+
+
+def block_gb(profile: HardwareProfile) -> float:
+    return BLOCK_TOKENS * profile.kv.bytes_per_token / 1e9
+
+
+def tier_use(
+    outcomes: Sequence[RequestOutcome],
+    plan: DisaggregatedPlan,
+    cluster: DisaggregatedCluster,
+    profile: HardwareProfile,
+) -> list[TierUse]:
+    """The fastest first."""
+    done = [outcome for outcome in outcomes if not outcome.why_rejected]
+    num_tokens = max(1, sum(outcome.input_tokens for outcome in done))
+    ssd = sum(outcome.ssd_tokens for outcome in done)
+    below = sum(outcome.object_tokens for outcome in done)
+    dram = sum(outcome.cached_tokens for outcome in done) - ssd - below
+    node_tokens = plan.node_tokens or profile.kv.dram_tokens
+    sizes = (
+        ("dram", dram, node_tokens * plan.num_prefills),
+        ("ssd", ssd, plan.ssd_tokens * plan.num_prefills),
+        ("object", below, plan.object_tokens),
+    )
+    devices = cluster.pool.lower.devices if cluster.pool.lower is not None else {}
+    return [
+        TierUse(
+            tier=tier,
+            hit_fraction=hits / num_tokens,
+            capacity_gb=capacity * profile.kv.bytes_per_token / 1e9,
+            read_gb=sum(d.read_bytes for (_, kind), d in devices.items() if kind == tier) / 1e9,
+            written_gb=sum(d.written_bytes for (_, kind), d in devices.items() if kind == tier)
+            / 1e9,
+        )
+        for tier, hits, capacity in sizes
+        if capacity
+    ]
 
 
 def name_of(plan: ClusterPlan) -> str:

@@ -278,6 +278,11 @@ class Directory:
             for row in rows
         ]
 
+    def best_places(self, rows: Sequence[int], *, now_s: float) -> list[Place]:
+        """Where each of these rows would be read from, by whoever is near none of them; only looks."""
+        slot_of = self.replicas.slot_of
+        return [slot_of(self._pick(row, now_s, None)).place for row in rows]
+
     def locate(
         self, hashes: Sequence[BlockHash], *, now_s: float, lease_s: float
     ) -> list[list[BlockLocation]]:
@@ -338,15 +343,21 @@ class Directory:
     # -- space ---------------------------------------------------------------------------------------------------
 
     def victims(
-        self, node: NodeId, num_bytes: int, *, now_s: float, max_blocks: int = 4096
+        self,
+        node: NodeId,
+        num_bytes: int,
+        *,
+        now_s: float,
+        max_blocks: int = 4096,
+        tier: Tier = "dram",
     ) -> list[BlockHash]:
-        """Blocks to free in the node's DRAM to regain `num_bytes`: never leased ones, nor those named just before.
+        """Blocks to free in this tier to regain `num_bytes`: never leased ones, nor those named just before.
 
         Of pinned ones the soft come last and the hard never.
 
         What is named counts as freed for RENAME_AFTER_S, so a node that reports often is not told twice.
         """
-        number = self.slot_by_place.get((node, "dram"))
+        number = self.slot_by_place.get((node, tier))
         if number is None:
             return []
         slot = self._slot(number)
@@ -508,7 +519,8 @@ class Directory:
                     self._want(row, sealed.wanted)
                 return False
             self.pins.replica_added(row)
-            if sealed.age_ms < FRESH_MS:  # else a copy, or announced again: no use of it
+            if sealed.age_ms < FRESH_MS and self._slot(number).tier == "dram":
+                # Else a copy, announced again, or moved down: no use of it.
                 self._touch_chain(row, now_s, 0.0)
         if sealed.wanted:
             self._want(row, sealed.wanted)

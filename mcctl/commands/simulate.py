@@ -1,14 +1,12 @@
 """mcctl simulate: replay a trace, or made-up traffic, against a cluster that need not exist."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from daemons.core.errors import McError, NotFound
-from daemons.core.units import format_duration
 from daemons.simulation import reproduce as figures
 from daemons.simulation.capacity import CapacityPoint, hit_curve, num_distinct_tokens
 from daemons.simulation.coupled import CoupledPlan
@@ -22,9 +20,16 @@ from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.plot_file import check_plot, write_plot
-from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.simulation_plot import plan_charts, run_charts
+from mcctl.simulation_view import (
+    COMPARISON_COLUMNS,
+    RUN_COLUMNS,
+    PlanResult,
+    show_plan,
+    show_tiers,
+    title,
+)
 
 app = new_app()
 
@@ -52,22 +57,15 @@ Decodes = Annotated[int, typer.Option("--decode", min=1, max=_MAX_NODES, help="D
 DramTokens = Annotated[
     int, typer.Option(min=0, help="KV each prefill node keeps in DRAM; 0: the profile's.")
 ]
+SsdTokens = Annotated[
+    int, typer.Option(min=0, help="KV each prefill node keeps on an SSD below its DRAM; 0: none.")
+]
+ObjectTokens = Annotated[
+    int, typer.Option(min=0, help="KV that one object store for all nodes keeps; 0: none.")
+]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it: .svg, or .png.", metavar="FILE")]
 TtftSlo = Annotated[float, typer.Option(min=0.001, help="Seconds to the first token.")]
 TbtSlo = Annotated[float, typer.Option(min=0.0001, help="Seconds between tokens.")]
-
-
-class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `simulate plan --output json` prints; fields are only ever added."""
-
-    num_requests: int
-    requests_per_s: float
-    mean_input_tokens: float
-    mean_output_tokens: float
-    distinct_tokens: int
-    reuse_limit: float
-    hit_curve: list[CapacityPoint]
-    clusters: list[SimulationResult]
 
 
 @app.callback()
@@ -95,6 +93,8 @@ def run(
     rate: Rate = 1.0,
     limit: Limit = 1_000_000,
     dram_tokens: DramTokens = 0,
+    ssd_tokens: SsdTokens = 0,
+    object_tokens: ObjectTokens = 0,
     eviction: Annotated[
         list[str] | None,
         typer.Option(
@@ -121,6 +121,8 @@ def run(
     \b
     Example: mcctl simulate run conversation_trace.jsonl --policy all --coupled
     Example: mcctl simulate run agents --rate 5 --prefill 4 --decode 2
+    \b
+    Example: mcctl simulate run conversation_trace.jsonl --dram-tokens 500000 --ssd-tokens 8000000
     """
     if plot is not None:
         check_plot(plot)
@@ -135,6 +137,8 @@ def run(
             seed=seed,
             node_tokens=dram_tokens,
             eviction=which,
+            ssd_tokens=ssd_tokens,
+            object_tokens=object_tokens,
         )
         for name in _chosen(policy, POLICY_NAMES, "time")
         for which in _chosen(eviction, EVICTION_NAMES, "lru")
@@ -148,7 +152,9 @@ def run(
     requests = _requests(trace, rate, limit, seed)
     results = _simulate_all(requests, plans, profile, Objectives(ttft_slo, tbt_slo))
     output = settings_of(context).output
-    render.emit(output, {"runs": results}, _RUN_COLUMNS, results, title=_title(trace, requests))
+    render.emit(output, {"runs": results}, RUN_COLUMNS, results, title=title(trace, requests))
+    if output == "table" and any(len(result.tiers) > 1 for result in results):
+        show_tiers(results)
     if plot is not None:
         write_plot(plot, run_charts(results))
 
@@ -204,9 +210,9 @@ def plan(
         case "json":
             render.emit_json(result)
         case "plain":
-            render.emit("plain", result, _RUN_COLUMNS, results)
+            render.emit("plain", result, RUN_COLUMNS, results)
         case "table":
-            _show_plan(result, profile, nodes)
+            show_plan(result, profile, nodes)
     if plot is not None:
         write_plot(plot, plan_charts(curve, result.distinct_tokens, results))
 
@@ -235,7 +241,7 @@ def reproduce(
         for name in names:
             rows.extend(figures.FIGURES[name](requests, profile, progress))
     output = settings_of(context).output
-    render.emit(output, {"rows": rows}, _COMPARISON_COLUMNS, rows, title="ours beside the papers'")
+    render.emit(output, {"rows": rows}, COMPARISON_COLUMNS, rows, title="ours beside the papers'")
     missed = sum(not row.is_met for row in rows)
     if missed:
         raise McError(f"{missed} of {sum(row.is_goal for row in rows)} goals are out of tolerance")
@@ -282,114 +288,3 @@ def _hit_curves(requests: Sequence[TraceRequest], evictions: Sequence[str]) -> l
             progress(f"what a cache of each size finds, {name}")
             points += hit_curve(requests, capacities, name)
     return points
-
-
-def _title(trace: str, requests: Sequence[TraceRequest]) -> str:
-    span_s = max(requests[-1].arrival_s, 1e-9)
-    return (
-        f"{Path(trace).name}: {len(requests)} requests in {format_duration(span_s)}, "
-        f"{len(requests) / span_s:.2f} a second"
-    )
-
-
-def _show_plan(result: PlanResult, profile: HardwareProfile, nodes: int) -> None:
-    token_gb = profile.kv.bytes_per_token / 1e9
-    render.show_facts(
-        [
-            ("requests", f"{result.num_requests}, {result.requests_per_s:.2f} a second"),
-            ("prompt", f"{result.mean_input_tokens:,.0f} tokens on average"),
-            ("answer", f"{result.mean_output_tokens:,.0f} tokens on average"),
-            (
-                "reusable",
-                f"{result.reuse_limit:.1%} of all prompt tokens, with a cache without end",
-            ),
-            ("all of it", f"{_bytes(result.distinct_tokens * token_gb)} of KV"),
-        ]
-    )
-    columns = [
-        Column("capacity", lambda point: _capacity(point), is_number=True),
-        Column("KV", lambda point: _bytes(point.capacity_tokens * token_gb), is_number=True),
-        Column("eviction", lambda point: point.eviction, extra=1),
-        Column("hits", lambda point: f"{point.hit_fraction:.1%}", is_number=True),
-        Column("", lambda point: _bar(point.hit_fraction / max(result.reuse_limit, 1e-9))),
-    ]
-    render.show_table("one cache of this size would find", columns, result.hit_curve)
-    render.show_table(f"{nodes} nodes", _RUN_COLUMNS, result.clusters)
-    best = max(result.clusters, key=lambda run: (round(run.goodput, 3), -run.ttft_s.mean))
-    render.note(
-        f"best here: {best.cluster}, {best.goodput:.1%} of requests within both objectives; "
-        f"of those alike the one with the shortest mean TTFT, {format_duration(best.ttft_s.mean)}"
-    )
-
-
-def _capacity(point: CapacityPoint) -> str:
-    return f"{point.capacity_tokens / 1e6:g} M tokens" if point.capacity_tokens else "no end"
-
-
-def _bytes(gigabytes: float) -> str:
-    if gigabytes < 100:
-        return f"{gigabytes:.1f} GB" if gigabytes else ""
-    return f"{gigabytes / 1000:,.1f} TB"
-
-
-def _bar(fraction: float) -> str:
-    return "█" * round(30 * min(1.0, fraction))
-
-
-def _percent(value: Callable[[Any], float]) -> Callable[[Any], str]:
-    return lambda row: f"{value(row):.1%}"
-
-
-def _seconds(value: Callable[[Any], float]) -> Callable[[Any], str]:
-    """Of the requests that were served; where none was, there is no time."""
-    return lambda run: format_duration(value(run)) if run.num_rejected < run.num_requests else "-"
-
-
-_RUN_COLUMNS: Final = [
-    Column("cluster", lambda run: run.cluster),
-    Column("policy", lambda run: run.policy),
-    Column("goodput", _percent(lambda run: run.goodput), is_number=True),
-    Column("rejected", lambda run: str(run.num_rejected), is_number=True, extra=2),
-    Column("TTFT mean", _seconds(lambda run: run.ttft_s.mean), is_number=True),
-    Column("p50", _seconds(lambda run: run.ttft_s.p50), is_number=True, extra=1),
-    Column("p90", _seconds(lambda run: run.ttft_s.p90), is_number=True),
-    Column("p99", _seconds(lambda run: run.ttft_s.p99), is_number=True, extra=3),
-    Column("TBT mean", _seconds(lambda run: run.tbt_s.mean), is_number=True),
-    Column("TBT p90", _seconds(lambda run: run.tbt_s.p90), is_number=True),
-    Column("reused", _percent(lambda run: run.reused_fraction), is_number=True),
-    Column("pulled", _percent(lambda run: run.remote_fraction), is_number=True, extra=4),
-    Column(
-        "prefill a request",
-        _seconds(lambda run: run.prefill_s_per_request),
-        is_number=True,
-        extra=5,
-    ),
-    Column("error", _percent(lambda run: run.prediction_error), is_number=True, extra=6),
-    Column("eviction", lambda run: run.eviction or "-", extra=7),
-]
-
-_COMPARISON_COLUMNS: Final = [
-    Column("figure", lambda row: row.figure),
-    Column("what", lambda row: row.what),
-    Column("ours", lambda row: f"{row.ours:.3f}", is_number=True),
-    Column(
-        "published",
-        lambda row: "" if row.published is None else f"{row.published:.3f}",
-        is_number=True,
-    ),
-    Column("tolerance", lambda row: _tolerance(row), is_number=True),
-    Column("", lambda row: _verdict(row)),
-    Column("note", lambda row: row.note, is_prose=True, extra=1),
-]
-
-
-def _tolerance(row: figures.Comparison) -> str:
-    if row.tolerance is None:
-        return ""
-    return f"{row.tolerance:.0%}" if row.is_relative else f"{row.tolerance:.3f}"
-
-
-def _verdict(row: figures.Comparison) -> str:
-    if not row.is_goal:
-        return ""
-    return "within" if row.is_met else "OUT"

@@ -71,6 +71,19 @@ def test_each_eviction_policy_is_replayed_and_drawn(
     assert len(lines) == 3
 
 
+def test_lower_tiers_are_shown_beside_the_runs(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    sizes = ("--dram-tokens", "2048", "--ssd-tokens", "512000")
+    status, out, _ = mcctl(capsys, "run", str(trace), *sizes)
+    assert status == 0
+    assert "where reused prompt tokens came from" in out
+    assert "ssd" in out
+    status, out, _ = mcctl(capsys, "run", str(trace), *sizes, "--output", "json")
+    (run,) = json.loads(out)["runs"]
+    assert [tier["tier"] for tier in run["tiers"]] == ["dram", "ssd"]
+
+
 def test_no_times_are_made_up_where_everybody_was_rejected(
     capsys: pytest.CaptureFixture[str], trace: Path
 ) -> None:
@@ -81,7 +94,7 @@ def test_no_times_are_made_up_where_everybody_was_rejected(
 
 
 def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
-    for verb, charts in (("run", 4), ("plan", 2)):
+    for verb, charts in (("run", 5), ("plan", 2)):
         picture = tmp_path / f"{verb}.svg"
         status, _, _ = mcctl(capsys, verb, str(trace), "--plot", str(picture))
         assert status == 0

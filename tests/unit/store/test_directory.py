@@ -389,6 +389,18 @@ def test_parent_outlives_a_child_that_is_in_use() -> None:
     assert victims == [*reversed(other), *reversed(hashes)]
 
 
+def test_what_is_written_to_a_lower_tier_is_no_more_recent_for_it() -> None:
+    made = directory()
+    made.add_tier(N0, "ssd")
+    old, new = chain(1), chain(2)
+    made.record_sealed(N0, sealed(old), now_s=1)
+    made.record_sealed(N0, sealed(new), now_s=2)
+    made.record_sealed(N0, sealed(old)[5:], now_s=3, tier="ssd")
+    made.record_freed(N0, old[5:])
+    assert made.victims(N0, 5 * LENGTH, now_s=4) == list(reversed(old[:5]))
+    assert made.victims(N0, LENGTH, now_s=4, tier="ssd") == [old[5]]
+
+
 def test_child_sealed_late_keeps_its_parents() -> None:
     made = directory()
     hashes, other = chain(1), chain(2)
