@@ -43,7 +43,7 @@ COMMANDS: Final = {
         "topology", "Cluster tree and data paths: show, discover, check, probe."
     ),
     "node": LazyCommand("node", "The processes that joined the cluster."),
-    "cache": LazyCommand("cache", "KV blocks in the pool: list, show, stat, locate, clear."),
+    "cache": LazyCommand("cache", "KV blocks in the pool: list, show, locate, pin, flush, clear."),
     "request": LazyCommand(
         "request", "Send a prompt, list recent requests, explain where they ran."
     ),

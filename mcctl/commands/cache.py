@@ -270,7 +270,9 @@ def flush(
     evict: Annotated[bool, typer.Option("--evict", help="Then free them in DRAM.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until all are written.")] = False,
 ) -> None:
-    """Write blocks of DRAM to a lower tier: those that all given filters match, or every one. Deletes nothing.
+    """Write blocks to a lower tier. Deletes nothing.
+
+    Those of DRAM that all given filters match, or every one.
 
     \b
     Example: mcctl cache flush --evict --wait
@@ -278,7 +280,7 @@ def flush(
     settings = settings_of(context)
     chosen = _filter(model, tenant, older_than, hash_prefix, node)
     plan = FlushPlan(chosen, to.value, evict)
-    with ClusterClient(settings.master, settings.wait_s) as client:
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         if wait:
             with render.progress("writing") as progress:
                 reply = wait_for_flush(client, plan, progress)
