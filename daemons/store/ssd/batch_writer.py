@@ -120,7 +120,7 @@ class BatchWriter:
         """An open bucket that takes what comes next, and the space of another beside it. Raises OSError."""
         bucket_bytes = self._shared.settings.bucket_bytes
         with self._shared.lock:
-            needed = self._shared.queue.next_bytes
+            needed = self._shared.queue.next_room_bytes
             if self._clock() >= self._shrunk_until_s:
                 self._limit_bytes = self._shared.settings.capacity_bytes
             is_tight = self._free_bytes() < bucket_bytes

@@ -7,7 +7,8 @@ from daemons.core.ids import BlockHash
 from daemons.store.block_table import NO_ROW
 from daemons.store.ssd.buckets import BucketSet
 from daemons.store.ssd.index import BlockIndex, Location
-from daemons.store.ssd.record import BlockRecord, Place, RecordKind, TombstoneRecord, block_layout
+from daemons.store.ssd.listing import room_bytes
+from daemons.store.ssd.record import BlockRecord, record_bytes
 
 
 @dataclass(slots=True)
@@ -51,37 +52,24 @@ class BlockMap:
     def drop_bucket(self, bucket_id: int) -> list[BlockHash]:
         return self._drop_rows(self.index.rows_in_bucket(bucket_id))
 
-    def replay(self, bucket_id: int, place: Place, record: BlockRecord | TombstoneRecord) -> None:
-        """At start, in the order the records were written."""
-        if isinstance(record, BlockRecord):
-            self.put(record, Location(bucket_id, place.offset, place.sequence))
-            return
-        self.buckets.by_id[bucket_id].has_tombstones |= not record.is_empty
-        if record.kind is RecordKind.DELETES:
-            self.drop(key for key in record.keys if self._is_older(key, record.until))
-        else:
-            everything = record.kind is RecordKind.CLEAR_ALL
-            self.drop_namespace(None if everything else record.namespace, record.until)
-
     def check_invariants(self) -> None:
         """For tests. O(n)."""
         self.index.check_invariants()
         live: dict[int, list[int]] = {bucket_id: [] for bucket_id in self.buckets.by_id}
         for row in self.index.rows():
-            location, size = self.index.location(row), self.index.num_record_bytes(row)
-            live[location.bucket].append(size)
-            assert location.offset + size <= self.buckets.by_id[location.bucket].used_bytes
+            location, block = self.index.location(row), self.index.block(row)
+            live[location.bucket].append(room_bytes(block))
+            assert (
+                location.offset + record_bytes(block)
+                <= self.buckets.by_id[location.bucket].used_bytes
+            )
         for bucket_id, bucket in self.buckets.by_id.items():
             assert (bucket.num_live, bucket.live_bytes) == (
                 len(live[bucket_id]),
                 sum(live[bucket_id]),
             )
-            assert bucket.live_bytes <= bucket.used_bytes <= bucket.file_bytes
+            assert bucket.used_bytes <= bucket.file_bytes
         assert list(self.buckets.by_id) == sorted(self.buckets.by_id)
-
-    def _is_older(self, block_hash: BlockHash, until: int) -> bool:
-        row = self.index.find(block_hash)
-        return row != NO_ROW and self.index.location(row).sequence < until
 
     def _drop(self, block_hash: BlockHash) -> bool:
         row = self.index.find(block_hash)
@@ -101,4 +89,4 @@ class BlockMap:
     def _count(self, bucket_id: int, block: BlockRecord, sign: int) -> None:
         bucket = self.buckets.by_id[bucket_id]
         bucket.num_live += sign
-        bucket.live_bytes += sign * block_layout(block)[1]
+        bucket.live_bytes += sign * room_bytes(block)

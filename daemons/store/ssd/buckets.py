@@ -34,7 +34,7 @@ class Bucket:
     used_bytes: int = 0
     """Where the next record goes."""
     live_bytes: int = 0
-    """Records the index points to."""
+    """Of records the index points to, with what another bucket's footer needs for them."""
     num_live: int = 0
     has_tombstones: bool = False
     num_readers: int = 0

@@ -5,7 +5,7 @@ A dict of keys would cost as much again. Not thread safe: the tier's lock guards
 
 import secrets
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,8 @@ from daemons.protocol.block import BlockMeta
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.block_table import NO_ROW, Kind
 from daemons.store.ssd.files import ALIGN
-from daemons.store.ssd.record import BlockRecord, block_layout
+from daemons.store.ssd.listing import ObjectName, Rows, room_bytes
+from daemons.store.ssd.record import BlockRecord
 
 _MIN_SLOTS = 1024
 _MAX_USES = 255
@@ -67,6 +68,8 @@ class BlockIndex:
             self._created_s,
         )
         self._kinds = _Kinds()
+        self._names: dict[int, ObjectName] = {}
+        """Of objects, by row."""
         self._free = array("I")
         self._num_rows = 0
         self._multiplier = random_bits(64) | 1
@@ -106,10 +109,43 @@ class BlockIndex:
         self._seal[row] = block.seal_checksum
         self._created_s[row] = block.created_s
         self._uses[row] = 0
+        if meta.name:
+            self._names[row] = meta.name, meta.value_bytes
         self.move(row, location)
         self._insert(row)
         self._num_rows += 1
         return row
+
+    def load(
+        self,
+        rows: Rows,
+        bucket_ids: NDArray[np.uint32],
+        kinds: Sequence[Kind],
+        names: Mapping[int, ObjectName],
+    ) -> None:
+        """Into an empty one, many blocks, each once; `kind` of `rows` is a place in `kinds`, `names` by row."""
+        assert not self._bucket, "there are rows already"
+        self._hashes += rows["hash"].tobytes()
+        self._parents += rows["parent"].tobytes()
+        self._bucket.frombytes(bucket_ids.tobytes())
+        for column, name in (
+            (self._page, "page"),
+            (self._sequence, "sequence"),
+            (self._length, "length"),
+            (self._layers, "layers"),
+            (self._version, "version"),
+            (self._seal, "seal"),
+            (self._depth, "depth"),
+            (self._tokens, "tokens"),
+            (self._created_s, "created_s"),
+        ):
+            column.frombytes(rows[name].tobytes())
+        kind_ids = self._kinds.load(kinds, np.bincount(rows["kind"], minlength=len(kinds)))
+        self._kind.frombytes(kind_ids[rows["kind"]].tobytes())
+        self._uses.frombytes(bytes(len(rows)))
+        self._names.update(names)
+        self._num_rows = len(rows)
+        self._rebuild(max(_MIN_SLOTS, 1 << (2 * len(rows) + 1).bit_length()))
 
     def move(self, row: int, location: Location) -> None:
         self._bucket[row] = location.bucket
@@ -120,6 +156,7 @@ class BlockIndex:
         self._close_gap(self._slot_of(row))
         self._kinds.release(self._kind[row])
         self._bucket[row] = 0
+        self._names.pop(row, None)
         self._free.append(row)
         self._num_rows -= 1
 
@@ -139,6 +176,7 @@ class BlockIndex:
 
     def block(self, row: int) -> BlockRecord:
         kind = self._kinds.get(self._kind[row])
+        name, value_bytes = self._names.get(row, (b"", 0))
         meta = BlockMeta(
             hash=self.hash_of(row),
             parent=BlockHash(bytes(self._parents[row * HASH_BYTES : (row + 1) * HASH_BYTES])),
@@ -147,6 +185,8 @@ class BlockIndex:
             num_tokens=self._tokens[row],
             model=kind.model,
             tenant=kind.tenant,
+            name=name,
+            value_bytes=value_bytes,
         )
         return BlockRecord(
             meta,
@@ -157,8 +197,9 @@ class BlockIndex:
             self._created_s[row],
         )
 
-    def num_record_bytes(self, row: int) -> int:
-        return block_layout(self.block(row))[1]
+    def room_bytes(self, row: int) -> int:
+        """That it needs of another bucket."""
+        return room_bytes(self.block(row))
 
     def rows(self) -> Iterator[int]:
         return (row for row, bucket in enumerate(self._bucket) if bucket)
@@ -194,6 +235,7 @@ class BlockIndex:
         assert all(self.find(self.hash_of(row)) == row for row in rows)
         assert sorted(slot - 1 for slot in self._slots if slot) == rows
         assert not set(self._free) & set(rows)
+        assert set(self._names) <= set(rows)
         assert len(self._free) + len(rows) <= len(self._bucket)
         self._kinds.check_invariants([self._kind[row] for row in rows])
 
@@ -286,6 +328,15 @@ class _Kinds:
         if not self._counts[kind_id]:
             del self._ids[self.get(kind_id)]
             self._kinds[kind_id] = None
+
+    def load(self, kinds: Sequence[Kind], counts: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Into an empty one; the ids."""
+        ids = np.zeros(len(kinds), np.uint32)
+        for number, (kind, count) in enumerate(zip(kinds, map(int, counts), strict=True)):
+            if count:
+                ids[number] = self.acquire(kind)
+                self._counts[ids[number]] = count
+        return ids
 
     def get(self, kind_id: int) -> Kind:
         kind = self._kinds[kind_id]

@@ -19,6 +19,7 @@ from daemons.store.ssd.aligned import (
 from daemons.store.ssd.buckets import Bucket, BucketSet
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.index import Location
+from daemons.store.ssd.listing import FOOTER_BYTES, Listing, room_bytes, write_footer
 from daemons.store.ssd.record import (
     BlockRecord,
     Place,
@@ -26,7 +27,7 @@ from daemons.store.ssd.record import (
     block_layout,
     encode_block,
     encode_tombstone,
-    tombstone_bytes,
+    record_bytes,
 )
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,11 @@ class Append:
 
     @property
     def num_bytes(self) -> int:
-        if isinstance(self.record, BlockRecord):
-            return block_layout(self.record)[1]
-        return tombstone_bytes(self.record)
+        return record_bytes(self.record)
+
+    @property
+    def room_bytes(self) -> int:
+        return room_bytes(self.record)
 
 
 def begun() -> "Future[bool]":
@@ -67,25 +70,32 @@ class LogWriter:
         self._buckets = buckets
         self._bucket_bytes = bucket_bytes
         self._must_cut = False
+        self._listing = Listing()
+        self._listed_bytes = 0
+        """At most, in the footer."""
 
     @property
     def room(self) -> int:
+        """For `room_bytes` of what comes next."""
         if self.head is None or self._must_cut:
             return 0
-        return self._bucket_bytes - self.head.used_bytes
+        return self._bucket_bytes - self.head.used_bytes - FOOTER_BYTES - self._listed_bytes
 
     def append(self, appends: Sequence[Append]) -> list[Location]:
         """All or nothing; they must fit in `room`. Raises OSError."""
         head = self.head
         assert head is not None
-        assert sum(a.num_bytes for a in appends) <= self.room
+        assert sum(a.room_bytes for a in appends) <= self.room
         start = offset = head.used_bytes
-        locations = []
+        places = []
+        records = []
         buffers: list[memoryview] = []
         for append in appends:
             place = Place(offset, self.sequence, durable_to=start)
-            buffers += self._buffers(append, place, head.secret)
-            locations.append(Location(head.bucket_id, offset, self.sequence))
+            record = _placed(append.record, place)
+            buffers += _buffers(record, append.source, place, head.secret)
+            places.append(place)
+            records.append(record)
             self.sequence += 1
             offset += append.num_bytes
         self._must_cut = True
@@ -93,40 +103,64 @@ class LogWriter:
         head.file.sync()
         self._must_cut = False
         head.used_bytes = offset
-        head.has_tombstones |= any(_holds_off(append.record) for append in appends)
-        return locations
+        for place, record in zip(places, records, strict=True):
+            self._listing.add(place, record)
+            self._listed_bytes += room_bytes(record) - record_bytes(record)
+        head.has_tombstones = bool(self._listing.tombstones)
+        return [Location(head.bucket_id, place.offset, place.sequence) for place in places]
 
     def close_head(self) -> None:
-        """Give back what the bucket did not use. Raises OSError; then it stays open, and this is tried again."""
+        """Write its footer and give back what the bucket did not use. Raises OSError; then it stays open, and this
+        is tried again.
+        """
         head = self.head
         if head is None:
             return
-        head.file.truncate(head.used_bytes)
         if self._must_cut:
-            head.file.sync()
-        head.file_bytes = head.used_bytes
+            _cut(head, head.used_bytes)
+        self._must_cut = True
+        num_bytes = self._write_footer(head)
+        _cut(head, num_bytes)
+        head.file_bytes = num_bytes
         self._must_cut = False
         self.head = None
+
+    def _write_footer(self, head: Bucket) -> int:
+        """Where the file ends; without a footer the next start only takes longer."""
+        if not head.used_bytes:
+            return 0
+        try:
+            return write_footer(head, self._listing)
+        except OSError as error:
+            log.warning("ssd bucket has no footer bucket=%d why=%s", head.bucket_id, error)
+            return head.used_bytes
 
     def open_head(self) -> None:
         """Raises OSError: ENOSPC when the filesystem has no room for one more bucket."""
         assert self.head is None
+        self._listing, self._listed_bytes = Listing(), 0
         self.head = self._buckets.create(self._bucket_bytes)
 
-    def _buffers(self, append: Append, place: Place, secret: int) -> list[memoryview]:
-        record = append.record
-        if isinstance(record, TombstoneRecord):
-            # A tombstone that a reclaimed bucket still needed keeps its `until`; a new one holds off all before it.
-            if not record.until:
-                record = TombstoneRecord(record.kind, place.sequence, record.keys, record.namespace)
-            return [_padded(encode_tombstone(record, place, secret))]
-        assert append.source is not None
-        header = encode_block(record, place, secret)
-        return _block_buffers(header, record, append.source)
+
+def _cut(bucket: Bucket, num_bytes: int) -> None:
+    bucket.file.truncate(num_bytes)
+    bucket.file.sync()
 
 
-def _holds_off(record: BlockRecord | TombstoneRecord) -> bool:
-    return isinstance(record, TombstoneRecord) and not record.is_empty
+def _placed(record: BlockRecord | TombstoneRecord, place: Place) -> BlockRecord | TombstoneRecord:
+    """A tombstone that a reclaimed bucket still needed keeps its `until`; a new one holds off all before it."""
+    if isinstance(record, BlockRecord) or record.until:
+        return record
+    return TombstoneRecord(record.kind, place.sequence, record.keys, record.namespace)
+
+
+def _buffers(
+    record: BlockRecord | TombstoneRecord, source: memoryview | None, place: Place, secret: int
+) -> list[memoryview]:
+    if isinstance(record, TombstoneRecord):
+        return [_padded(encode_tombstone(record, place, secret))]
+    assert source is not None
+    return _block_buffers(encode_block(record, place, secret), record, source)
 
 
 def _block_buffers(header: bytes, block: BlockRecord, source: memoryview) -> list[memoryview]:

@@ -1,16 +1,18 @@
-"""From files to an index, at start: every bucket's headers, replayed in the order they were written."""
+"""From files to an index, at start: every bucket's footer, or its headers where it has none."""
 
 import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from daemons.core.errors import ConfigError
 from daemons.store.ssd.aligned import aligned_buffer, write_all
 from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.buckets import Bucket, BucketSet, RandomBits, parse_name
 from daemons.store.ssd.files import ALIGN, BucketDirectory
-from daemons.store.ssd.index import BlockIndex
+from daemons.store.ssd.listing import Listing, read_footer, write_footer
+from daemons.store.ssd.loading import IndexLoader
 from daemons.store.ssd.recovery import Scan, ScanCounts, scan_bucket
 from daemons.store.ssd.settings import SsdCounters
 
@@ -20,50 +22,66 @@ _SCANNERS = 8
 """Reads in flight: a header is a page, and a disk answers many pages in the time of one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Of one bucket. `scan` None: a footer said all."""
+
+    bucket: Bucket
+    listing: Listing
+    scan: Scan | None
+
+
 def open_blocks(
     directory: BucketDirectory, counters: SsdCounters, random_bits: RandomBits
 ) -> tuple[BlockMap, int]:
     """The blocks that are there, and the next sequence. Raises OSError, ConfigError; then all is closed."""
-    blocks = BlockMap(BucketSet(directory, random_bits), BlockIndex(random_bits))
+    buckets = BucketSet(directory, random_bits)
     found: list[Bucket] = []
     try:
         directory.sync()  # what an earlier process removed, and could not sync, must not come back later
         found.extend(_buckets(directory))
-        return blocks, _replay(blocks, found, counters)
+        loader = IndexLoader(random_bits)
+        counts = _load(buckets, found, loader)
     except (OSError, ConfigError):
         for bucket in found:
             bucket.file.close()
         directory.close()
         raise
+    blocks = BlockMap(buckets, loader.finish(found))
+    _report(counters, counts, len(blocks.index), len(found))
+    return blocks, loader.next_sequence
 
 
-def _replay(blocks: BlockMap, found: list[Bucket], counters: SsdCounters) -> int:
-    """The next sequence."""
-    buckets = blocks.buckets
+def _load(buckets: BucketSet, found: list[Bucket], loader: IndexLoader) -> ScanCounts:
     counts = ScanCounts()
-    sequence = 1
-    for bucket, scan in _scans(found, buckets.directory.is_direct):
-        counts.add(scan.counts)
-        is_last = bucket is found[-1]
+    for part in _read_all(found, buckets.directory.is_direct):
+        bucket, listing = part.bucket, part.listing
         buckets.adopt(bucket)
-        bucket.used_bytes = scan.end
-        _trim(bucket, scan, is_last=is_last)
-        for place, record in scan.records:
-            blocks.replay(bucket.bucket_id, place, record)
-            sequence = max(sequence, place.sequence + 1)
-    counters.recovered_blocks = len(blocks.index)
+        bucket.used_bytes = listing.end
+        bucket.has_tombstones = bool(listing.tombstones)
+        if part.scan is not None:
+            counts.add(part.scan.counts)
+            _trim(bucket, part.scan, is_last=bucket is found[-1])
+            _add_footer(bucket, listing)
+        loader.add(bucket.bucket_id, listing)
+    return counts
+
+
+def _report(counters: SsdCounters, counts: ScanCounts, num_blocks: int, num_buckets: int) -> None:
+    counters.recovered_blocks = num_blocks
     counters.damaged_bytes = counts.damaged_bytes
     counters.torn_bytes = counts.torn_bytes
     counters.torn_records = counts.torn_records
+    counters.scanned_buckets = counts.scanned_buckets
     log.info(
-        "ssd tier recovered blocks=%d buckets=%d damaged_bytes=%d torn_bytes=%d torn_records=%d",
-        counters.recovered_blocks,
-        len(found),
+        "ssd tier recovered blocks=%d buckets=%d scanned=%d damaged_bytes=%d torn_bytes=%d torn_records=%d",
+        num_blocks,
+        num_buckets,
+        counts.scanned_buckets,
         counts.damaged_bytes,
         counts.torn_bytes,
         counts.torn_records,
     )
-    return sequence
 
 
 def _buckets(directory: BucketDirectory) -> Iterator[Bucket]:
@@ -80,22 +98,28 @@ def _buckets(directory: BucketDirectory) -> Iterator[Bucket]:
         yield Bucket(bucket_id, secret, file, name, file.size() // ALIGN * ALIGN)
 
 
-def _scans(found: list[Bucket], is_direct: bool) -> Iterator[tuple[Bucket, Scan]]:
-    def scan(bucket: Bucket) -> Scan:
+def _read_all(found: list[Bucket], is_direct: bool) -> Iterator[_Found]:
+    def read(bucket: Bucket) -> _Found:
         try:
-            return scan_bucket(bucket, is_direct=is_direct, is_last=bucket is found[-1])
+            listing = read_footer(bucket, is_direct=is_direct)
+            if listing is not None:
+                return _Found(bucket, listing, None)
+            scan = scan_bucket(bucket, is_direct=is_direct, is_last=bucket is found[-1])
         except OSError as error:
             # What it held is lost to us, which for a cache is a miss; the others are not.
             log.error("ssd bucket unreadable bucket=%d why=%s", bucket.bucket_id, error)  # noqa: TRY400
-            return Scan(end=bucket.file_bytes)
+            listing = Listing()
+            listing.end = bucket.file_bytes
+            return _Found(bucket, listing, None)
+        return _Found(bucket, Listing.of(scan.records), scan)
 
     with ThreadPoolExecutor(_SCANNERS, "mc-ssd-scan") as pool:
-        ahead: deque[Future[Scan]] = deque()
-        for index, bucket in enumerate(found):
-            # Not all at once: the records of a million blocks are not held, only their rows in the index.
+        ahead: deque[Future[_Found]] = deque()
+        for index in range(len(found)):
+            # Not all at once: the records of a million scanned blocks are not held, only their rows.
             while len(ahead) < min(2 * _SCANNERS, len(found) - index):
-                ahead.append(pool.submit(scan, found[index + len(ahead)]))
-            yield bucket, ahead.popleft().result()
+                ahead.append(pool.submit(read, found[index + len(ahead)]))
+            yield ahead.popleft().result()
 
 
 def _trim(bucket: Bucket, scan: Scan, *, is_last: bool) -> None:
@@ -108,3 +132,13 @@ def _trim(bucket: Bucket, scan: Scan, *, is_last: bool) -> None:
         bucket.file_bytes = scan.end
     if is_last:
         bucket.file.sync()
+
+
+def _add_footer(bucket: Bucket, listing: Listing) -> None:
+    """So that the next start does not scan it again."""
+    if not bucket.used_bytes:
+        return
+    try:
+        bucket.file_bytes = write_footer(bucket, listing)
+    except OSError as error:
+        log.warning("ssd bucket has no footer bucket=%d why=%s", bucket.bucket_id, error)

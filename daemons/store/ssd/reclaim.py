@@ -22,8 +22,9 @@ from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.index import Location
+from daemons.store.ssd.listing import Listing, read_footer, room_bytes
 from daemons.store.ssd.log_writer import Append, LogWriter
-from daemons.store.ssd.record import BlockRecord, TombstoneRecord, block_layout
+from daemons.store.ssd.record import BlockRecord, block_layout
 from daemons.store.ssd.recovery import scan_bucket, verify_block
 from daemons.store.ssd.settings import SsdCounters
 from daemons.store.ssd.write_queue import WriteQueue
@@ -148,7 +149,7 @@ class Reclaimer:
             budget = min(int(self.kept_fraction * bucket.file_bytes), self.writer.room)
             kept = set()
             for row in sorted(rows, key=index.uses, reverse=True):
-                size = index.num_record_bytes(row)
+                size = index.room_bytes(row)
                 if index.uses(row) and size <= budget:
                     budget -= size
                     kept.add(row)
@@ -159,17 +160,18 @@ class Reclaimer:
         """Those that still hold something off: a tombstone is needed while there are older buckets."""
         if not bucket.has_tombstones or bucket is self.blocks.buckets.oldest:
             return deque()
-        scan = scan_bucket(bucket, is_direct=self._is_direct, is_last=False)
-        return deque(
-            Append(record) for _, record in scan.records if isinstance(record, TombstoneRecord)
-        )
+        listing = read_footer(bucket, is_direct=self._is_direct)
+        if listing is None:
+            scan = scan_bucket(bucket, is_direct=self._is_direct, is_last=False)
+            listing = Listing.of(scan.records)
+        return deque(Append(tombstone) for tombstone in listing.tombstones)
 
     def _copy(self, work: _Work, max_bytes: int) -> None:
         copies: list[Append] = []
         room = min(self.writer.room, max_bytes)
         num_seen = 0
         for block, location in work.left:
-            size = block_layout(block)[1]
+            size = room_bytes(block)
             if size > self.writer.room and not copies:
                 self._give_up(work)
                 return
@@ -232,7 +234,7 @@ class Reclaimer:
         tombstones = []
         room = self.writer.room
         for tombstone in work.tombstones:
-            room -= tombstone.num_bytes
+            room -= tombstone.room_bytes
             if room < 0:
                 break
             tombstones.append(tombstone)
@@ -285,7 +287,7 @@ class Reclaimer:
             if bucket is self.blocks.buckets.oldest:
                 return True
             waiting = [Append(tombstone) for tombstone in self.queue.tombstones]
-        if sum(append.num_bytes for append in waiting) > self.writer.room:
+        if sum(append.room_bytes for append in waiting) > self.writer.room:
             return False
         if waiting:
             self.writer.append(waiting)

@@ -21,8 +21,9 @@ from daemons.store.ssd.aligned import round_up
 from daemons.store.ssd.files import ALIGN
 
 FORMAT = 1
-MAX_DELETES = 2000
-"""Keys in one record of deletes."""
+MAX_DELETES = 1000
+"""Keys in one record of deletes that is written; earlier versions wrote twice as many."""
+MAX_READ_DELETES = 2000
 
 _MAGIC = b"MCSR"
 _HEADER = struct.Struct("<Q4sBBHQQQQHHHHHHI16s16sIIQQQd")
@@ -64,6 +65,11 @@ class BlockRecord:
     def stored_bytes(self) -> int:
         """Payload and trailer."""
         return self.length + self.trailer_bytes
+
+    @property
+    def names_bytes(self) -> int:
+        """Behind the header."""
+        return sum(len(name) for name in _names(self.meta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +117,16 @@ class Header:
 
 def block_layout(block: BlockRecord) -> tuple[int, int]:
     """(offset of the body in the record, bytes of the whole record)."""
-    meta = block.meta
-    names = sum(len(name) for name in _names(meta))
-    body_offset = -(-(_HEADER.size + names) // 64) * 64
-    if block.stored_bytes >= _PACKED_BYTES:
+    return shape_layout(block.length, block.num_layers, block.names_bytes)
+
+
+def shape_layout(length: int, num_layers: int, names_bytes: int) -> tuple[int, int]:
+    """As `block_layout`, of any block of this shape."""
+    stored_bytes = length + trailer_length(num_layers)
+    body_offset = -(-(_HEADER.size + names_bytes) // 64) * 64
+    if stored_bytes >= _PACKED_BYTES:
         body_offset = ALIGN
-    return body_offset, round_up(body_offset + block.stored_bytes)
+    return body_offset, round_up(body_offset + stored_bytes)
 
 
 def encode_block(block: BlockRecord, place: Place, secret: int) -> bytes:
@@ -151,11 +161,11 @@ def encode_tombstone(tombstone: TombstoneRecord, place: Place, secret: int) -> b
     return _encode(tombstone.kind, place, len(body), fields, tombstone.namespace, secret) + body
 
 
-def tombstone_bytes(tombstone: TombstoneRecord) -> int:
+def record_bytes(record: BlockRecord | TombstoneRecord) -> int:
     """Of the whole record."""
-    return round_up(
-        _HEADER.size + len(tombstone.namespace) + sum(len(key) for key in tombstone.keys)
-    )
+    if isinstance(record, BlockRecord):
+        return block_layout(record)[1]
+    return round_up(_HEADER.size + len(record.namespace) + len(record.keys) * HASH_BYTES)
 
 
 def decode_header(page: memoryview, offset: int, secret: int) -> Header | None:

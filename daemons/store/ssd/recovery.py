@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from daemons.core.ids import short
 from daemons.core.units import MIB
+from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
 from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.record import (
-    MAX_DELETES,
+    MAX_READ_DELETES,
     BlockRecord,
     Header,
     Place,
@@ -42,11 +43,14 @@ class ScanCounts:
     """The same at the end of the log."""
     torn_records: int = 0
     """Their header arrived, their body did not or was damaged."""
+    scanned_buckets: int = 0
+    """Had no footer."""
 
     def add(self, other: "ScanCounts") -> None:
         self.damaged_bytes += other.damaged_bytes
         self.torn_bytes += other.torn_bytes
         self.torn_records += other.torn_records
+        self.scanned_buckets += other.scanned_buckets
 
 
 @dataclass(slots=True)
@@ -63,7 +67,7 @@ class Scan:
 def scan_bucket(bucket: Bucket, *, is_direct: bool, is_last: bool) -> Scan:
     """Raises OSError where the disk cannot be read, ConfigError for a newer format."""
     reader = _Pages(bucket, is_direct)
-    scan = Scan()
+    scan = Scan(counts=ScanCounts(scanned_buckets=1))
     headers = list(_headers(bucket, reader, scan))
     durable_to = bucket.file_bytes
     if is_last:
@@ -146,7 +150,7 @@ def _record(
         if verify and not _is_intact(pages, start, header.block):
             return None
         return header.block
-    if header.body_bytes > MAX_DELETES * 16:
+    if header.body_bytes > MAX_READ_DELETES * HASH_BYTES:
         return None
     body = memoryview(bytearray(header.body_bytes))
     pages.read(start, body)

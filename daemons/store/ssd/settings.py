@@ -68,6 +68,8 @@ class SsdCounters:
     damaged_bytes: int = 0
     torn_bytes: int = 0
     torn_records: int = 0
+    scanned_buckets: int = 0
+    """Without a footer at the start: after a crash, or of an earlier version."""
 
     def as_dict(self) -> dict[str, int]:
         return {counter.name: getattr(self, counter.name) for counter in fields(self)}

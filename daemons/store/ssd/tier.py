@@ -23,6 +23,7 @@ from daemons.store.ssd.buckets import Bucket, RandomBits
 from daemons.store.ssd.files import BucketDirectory
 from daemons.store.ssd.health import DiskHealth
 from daemons.store.ssd.index import Location
+from daemons.store.ssd.listing import FOOTER_BYTES
 from daemons.store.ssd.log_writer import Append, begun
 from daemons.store.ssd.opening import open_blocks
 from daemons.store.ssd.reading import StoredBlock
@@ -90,7 +91,7 @@ class SsdTier:
         """
         done = begun()
         append = Append(block, source, done)
-        if append.num_bytes > self.settings.bucket_bytes:
+        if append.room_bytes + FOOTER_BYTES > self.settings.bucket_bytes:
             raise Rejected(
                 f"a block of {format_size(block.length)} does not fit a bucket of "
                 f"{format_size(self.settings.bucket_bytes)}; make the buckets larger"

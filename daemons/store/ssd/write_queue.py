@@ -37,9 +37,9 @@ class WriteQueue:
         return not self._appends and not self._pending and not self._num_tombstones
 
     @property
-    def next_bytes(self) -> int:
-        """Of the record that must be written next."""
-        return self._appends[0].num_bytes if self._appends else 0
+    def next_room_bytes(self) -> int:
+        """That the record needs which must be written next."""
+        return self._appends[0].room_bytes if self._appends else 0
 
     def pending(self, block_hash: BlockHash) -> Append | None:
         return self._pending.get(block_hash)
@@ -107,7 +107,7 @@ class WriteQueue:
         left = min(room, batch_bytes)
         while self._appends:
             append = self._appends[0]
-            size = append.num_bytes
+            size = append.room_bytes
             if append.is_cancelled:
                 cancelled.append(append)
             elif size <= left or (not batch and size <= room):
@@ -117,7 +117,7 @@ class WriteQueue:
                 break
             self._appends.popleft()
             if isinstance(append.record, BlockRecord):
-                self.num_bytes -= size
+                self.num_bytes -= append.num_bytes
         return batch, cancelled
 
     def written(self, append: Append) -> bool:

@@ -23,7 +23,7 @@ def make_block(
     num_layers: int = 2,
     namespace: bytes = b"ns",
 ) -> tuple[BlockRecord, memoryview]:
-    """The record, and payload with trailer in page-aligned memory."""
+    """The record, and payload with trailer in page-aligned memory. One in four has a name of its own."""
     length = layer_bytes * num_layers
     payload = Random(number * 1000 + version).randbytes(length)
     checksums = layer_checksums(memoryview(payload), num_layers)
@@ -36,6 +36,8 @@ def make_block(
         num_tokens=64,
         model="tiny",
         tenant="t",
+        name=b"object" if number % 4 == 1 else b"",
+        value_bytes=length - 1 if number % 4 == 1 else 0,
     )
     block = BlockRecord(meta, length, num_layers, version, checksum, created_s=1000.0 + number)
     return block, aligned_copy(payload + packed)

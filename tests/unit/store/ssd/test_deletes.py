@@ -15,7 +15,7 @@ from daemons.store.ssd import SsdSettings, SsdTier
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.write_queue import WriteQueue
 
-BUCKET = 16 * ALIGN
+BUCKET = 17 * ALIGN  # 16 records and a footer
 SETTINGS = SsdSettings(
     capacity_bytes=4 * BUCKET, bucket_bytes=BUCKET, batch_bytes=4 * ALIGN, read_workers=0
 )

@@ -15,7 +15,7 @@ from daemons.store.ssd.record import (
     decode_tombstone,
     encode_block,
     encode_tombstone,
-    tombstone_bytes,
+    record_bytes,
 )
 from daemons.store.ssd.settings import MIN_BUCKET_BYTES
 
@@ -54,14 +54,14 @@ def test_tombstones_round_trip(keys: list[int], until: int) -> None:
     packed = encode_tombstone(tombstone, PLACE, SECRET)
     header = decode_header(memoryview(page(packed)), 8 * ALIGN, SECRET)
     assert header is not None
-    assert header.record_bytes == tombstone_bytes(tombstone)
+    assert header.record_bytes == record_bytes(tombstone)
     body = memoryview(packed)[header.body_offset :]
     assert decode_tombstone(header, body, SECRET) == tombstone
 
 
 def test_a_full_tombstone_fits_the_smallest_bucket() -> None:
     assert (
-        tombstone_bytes(TombstoneRecord(RecordKind.DELETES, 1, (key(1),) * MAX_DELETES))
+        record_bytes(TombstoneRecord(RecordKind.DELETES, 1, (key(1),) * MAX_DELETES))
         <= MIN_BUCKET_BYTES
     )
 

@@ -25,7 +25,7 @@ def opened(disk: CrashDisk) -> SsdTier:
 
 
 def written(*numbers: int, layer_bytes: int = 512) -> tuple[CrashDisk, Inode, int]:
-    """A disk with these blocks, closed; its one bucket and the bucket's secret."""
+    """A disk with these blocks, closed without a footer; its one bucket and the bucket's secret."""
     disk = CrashDisk()
     tier = opened(disk)
     for number in numbers:
@@ -33,6 +33,9 @@ def written(*numbers: int, layer_bytes: int = 512) -> tuple[CrashDisk, Inode, in
         tier.run_once()
     tier.close()
     ((name, inode),) = disk.inodes.items()
+    del inode.now[
+        sum(block_layout(make_block(n, layer_bytes=layer_bytes)[0])[1] for n in numbers) :
+    ]
     return disk, inode, int(name[16:32], 16)
 
 
