@@ -111,9 +111,9 @@ def test_tiers_add_up_and_are_counted() -> None:
     traffic = generate(WorkloadPlan("chats", 400, 4.0, seed=2))
     plans = {
         "dram": DisaggregatedPlan(2, 2, node_tokens=30_000),
-        "ssd": DisaggregatedPlan(2, 2, node_tokens=30_000, ssd_tokens=100_000),
+        "ssd": DisaggregatedPlan(2, 2, node_tokens=30_000, ssd_tokens=40_000),
         "both": DisaggregatedPlan(
-            2, 2, node_tokens=30_000, ssd_tokens=100_000, object_tokens=5_000_000
+            2, 2, node_tokens=30_000, ssd_tokens=40_000, object_tokens=5_000_000
         ),
     }
     results = {name: simulate(traffic, plan, PROFILE, Objectives()) for name, plan in plans.items()}
