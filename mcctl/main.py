@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "simulate": LazyCommand(
         "simulate", "Replay traffic on a modelled cluster: run, plan, reproduce."
     ),
+    "tenant": LazyCommand("tenant", "Tenants of gateways: API keys, limits, usage."),
     "keys": LazyCommand("keys", "Keys of daemons and operators: make, authorize, revoke."),
     "config": LazyCommand("config", "Check and show config files."),
 }

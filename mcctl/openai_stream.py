@@ -103,11 +103,13 @@ class Answer:
 class OpenAiClient:
     """Keeps one connection per request in flight. `timeout_s` bounds the silence between two pieces."""
 
-    def __init__(self, url: str, *, timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 120.0, api_key: str = "") -> None:
         self.url = url.rstrip("/")
         # trust_env off: a proxy for the outside world must not see a cluster's traffic.
         self._http = httpx.Client(
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S), trust_env=False
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+            trust_env=False,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
         )
 
     def models(self) -> list[str]:

@@ -79,6 +79,11 @@ class Settings:
         return self.key_file_flag or (Path(given).expanduser() if given else None)
 
     @property
+    def api_key(self) -> str:
+        """For a gateway that has tenants: $MCCTL_API_KEY."""
+        return os.environ.get("MCCTL_API_KEY", "")
+
+    @property
     def _master_key(self) -> PublicKey | None:
         given = self.master_key_flag or os.environ.get("MCCTL_MASTER_KEY", "")
         found = given or self.file.master_key

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -97,7 +97,7 @@ def key_list_text(keys: KeyList) -> str:
     return text + tables_text("key", keys.key)
 
 
-def tables_text(name: str, rows: list[msgspec.Struct] | list[ListedKey]) -> str:
+def tables_text(name: str, rows: Sequence[msgspec.Struct]) -> str:
     """[[name]] tables of flat values: JSON's texts, numbers, booleans and lists of texts are TOML's too."""
     lines: list[str] = []
     for row in rows:

@@ -49,6 +49,19 @@ class RequestSection(Section, frozen=True, kw_only=True):
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
 
 
+class TenantsSection(Section, frozen=True, kw_only=True):
+    """Who may use the API. See mcctl tenant in mcctl(1)."""
+
+    file: str = ""
+    """What mcctl tenant writes: tenants, their limits, hashes of their keys, prices. Read again when it changes; the
+    same on all gateways. Empty: everybody may."""
+    usage_dir: str = ""
+    """Directory of usage-DAY.jsonl, a line for each answer; of this gateway alone. Empty for $STATE_DIRECTORY, else
+    the directory of the file."""
+    open_metrics: bool = False
+    """Show /metrics, which names tenants, to other hosts too. Without tenants it is shown to all."""
+
+
 class GatewayConfig(Section, frozen=True, kw_only=True):
     """mc-gateway.toml"""
 
@@ -58,6 +71,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     http: HttpSection = msgspec.field(default_factory=HttpSection)
     request: RequestSection = msgspec.field(default_factory=RequestSection)
     master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
+    tenants: TenantsSection = msgspec.field(default_factory=TenantsSection)
     security: SecuritySection = msgspec.field(default_factory=SecuritySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
 

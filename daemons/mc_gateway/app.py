@@ -28,6 +28,7 @@ from daemons.mc_gateway.generation import Gateway, Slots
 from daemons.mc_gateway.handlers import build_asgi
 from daemons.mc_gateway.metrics import GatewayMetrics
 from daemons.mc_gateway.prompt import Preparer
+from daemons.mc_gateway.visit import open_front
 from daemons.protocol.node import NodeDescription
 from daemons.rpc import Loop
 from daemons.service.daemon import software_version
@@ -48,6 +49,8 @@ class GatewayApp:
         self._config = config
         self._tokenizers = _load_tokenizers(config.models)
         self._max_body_bytes = size_bytes(config.http.max_body, "http.max_body")
+        self._metrics = GatewayMetrics()
+        self._front = open_front(config, self._metrics)
         self._listener = _listen(config.http.host, config.http.port)
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
         node = NodeId(config.node.id)
@@ -84,6 +87,7 @@ class GatewayApp:
     def close(self) -> None:
         self._link.close()
         self._decodes.close()
+        self._front.close()
         self._listener.close()
         self.loop.close()
 
@@ -111,7 +115,8 @@ class GatewayApp:
             bridge=bridge,
             catalog=catalog,
             preparer=preparer,
-            metrics=GatewayMetrics(),
+            metrics=self._metrics,
+            front=self._front,
             settings=settings,
             max_body_bytes=self._max_body_bytes,
             slots=self._slots,

@@ -30,11 +30,12 @@ STALE_S: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that can be asked now."""
+    """A model that can be asked now, by this tenant; "" is everybody where there are none."""
 
     name: str
     tokenizer: Tokenizer
     description: ModelDescription
+    tenant: str = ""
 
     @property
     def hidden_tokens(self) -> frozenset[int]:
@@ -66,13 +67,13 @@ class Catalog:
         except McError as error:
             self._on_reply(error)
 
-    async def find(self, name: str) -> ServedModel:
+    async def find(self, name: str, tenant: str = "") -> ServedModel:
         """Raises ApiError 404 for a name nobody serves, 503 for one that is only not served now."""
         if name in self._tokenizers and name not in self.descriptions:
             await self._refresh()
         tokenizer, description = self._tokenizers.get(name), self.descriptions.get(name)
         if tokenizer is not None and description is not None:
-            return ServedModel(name, tokenizer, description)
+            return ServedModel(name, tokenizer, description, tenant)
         raise self._explain(name)
 
     def served(self) -> list[ModelDescription]:

@@ -38,6 +38,7 @@ from daemons.mc_gateway.catalog import Catalog, ServedModel
 from daemons.mc_gateway.metrics import GatewayMetrics
 from daemons.mc_gateway.outbound import Outbound
 from daemons.mc_gateway.prompt import Preparer, fitted_max_tokens, generation_request
+from daemons.mc_gateway.visit import Front, Visit
 from daemons.text.detokenizer import make_detokenizer
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Gateway:
     settings: RequestSection
     max_body_bytes: int
     slots: "Slots"
+    front: Front
 
 
 class Slots:
@@ -87,14 +89,15 @@ class Job:
     shape: Shape
 
 
-Prepare = Callable[[Gateway, bytes], Awaitable[Job]]
+Prepare = Callable[[Gateway, bytes, str], Awaitable[Job]]
+"""The last is the tenant."""
 
 
-async def prepare_chat(gateway: Gateway, raw: bytes) -> Job:
+async def prepare_chat(gateway: Gateway, raw: bytes, tenant: str) -> Job:
     body = parse_body(raw, ChatBody)
     options = chat_options(body)
     messages = template_messages(body)
-    model = await gateway.catalog.find(options.model)
+    model = await gateway.catalog.find(options.model, tenant)
     tokens = await gateway.preparer.chat(model, messages, template_variables(body))
     request_id = new_request_id()
     shape = ChatShape(_envelope("chatcmpl", request_id, options))
@@ -102,11 +105,11 @@ async def prepare_chat(gateway: Gateway, raw: bytes) -> Job:
     return Job(model, options, [request], shape)
 
 
-async def prepare_completion(gateway: Gateway, raw: bytes) -> Job:
+async def prepare_completion(gateway: Gateway, raw: bytes, tenant: str) -> Job:
     body = parse_body(raw, CompletionBody)
     options = completion_options(body)
     given = prompts(body)
-    model = await gateway.catalog.find(options.model)
+    model = await gateway.catalog.find(options.model, tenant)
     request_id = new_request_id()
     requests = []
     for index, prompt in enumerate(given):
@@ -146,8 +149,10 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outbound = Outbound(scope, receive, send)
+        visit, status = Visit(), CLIENT_LEFT
         try:
-            status = await self._answer(outbound)
+            visit = self._gateway.front.open(scope)
+            status = await self._answer(outbound, visit)
         except ApiError as error:
             status = await outbound.fail(error)
         except (ClientDisconnect, TimeoutError):
@@ -155,16 +160,20 @@ class GenerationEndpoint:
         except Exception:
             log.exception("request failed endpoint=%s", self._name)
             status = await outbound.fail(ApiError(500, "internal error; see the gateway's log"))
+        finally:
+            visit.close(status)
         self._gateway.metrics.requests.labels(self._name, str(status)).inc()
 
-    async def _answer(self, outbound: Outbound) -> int:
+    async def _answer(self, outbound: Outbound, visit: Visit) -> int:
         gateway = self._gateway
         began_s = gateway.bridge.cluster.loop.clock()
         with gateway.slots.taken(), gateway.metrics.in_flight.track_inprogress():
             raw = await read_body(Request(outbound.scope, outbound.receive), gateway.max_body_bytes)
-            job = await self._prepare(gateway, raw)
+            job = await self._prepare(gateway, raw, visit.tenant)
             del raw
+            visit.reserve(job.options.model, job.requests)
             answer = self._start(job, began_s)
+            visit.answered_by(answer)
             deliver = outbound.stream if job.options.is_stream else outbound.whole
             try:
                 await unless_gone(outbound.receive, deliver(job.shape, answer))

@@ -51,11 +51,13 @@ class Reads:
         self._gateway = gateway
         self._since = now_unix()
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        self._gateway.front.check(request.scope)
         served = [self._listed(model) for model in self._gateway.catalog.served()]
         return _json(ModelList(data=served))
 
     async def model(self, request: Request) -> Response:
+        self._gateway.front.check(request.scope)
         model = await self._gateway.catalog.find(request.path_params["name"])
         return _json(self._listed(model.description))
 
@@ -67,7 +69,9 @@ class Reads:
             )
         return _json({"status": "unavailable", "reason": sickness}, status=503)
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        if not self._gateway.front.shows_metrics(request.scope):
+            raise ApiError(403, "metrics are for this gateway's own host; see tenants.open_metrics")
         return Response(
             generate_latest(self._gateway.metrics.registry),
             headers={"content-type": CONTENT_TYPE_LATEST},

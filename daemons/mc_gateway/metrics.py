@@ -24,6 +24,14 @@ class GatewayMetrics:
         self.cached_tokens = self._counter("cached_tokens", "Those among them that were reused.")
         self.completion_tokens = self._counter("completion_tokens", "Generated tokens.")
         self.retries = self._counter("retries", "Attempts after the first.")
+        self.tenant_requests = self._by_tenant(
+            "requests", "Requests by tenant and status.", "status"
+        )
+        self.tenant_tokens = self._by_tenant(
+            "tokens", "Tokens by tenant: prompt (cached ones included), cached, completion.", "kind"
+        )
+        self.tenant_cost = self._by_tenant("cost", "By the price table of the tenant file.")
+        self.usage_lost = self._gauge("usage_lost", "Lines of usage that could not be written.")
         self.ttft_s = Histogram(
             "mc_gateway_ttft_seconds",
             "Arrival of a request to its first token.",
@@ -45,6 +53,10 @@ class GatewayMetrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"mc_gateway_{name}", text, registry=self.registry)
+
+    def _by_tenant(self, name: str, text: str, *labels: str) -> Counter:
+        labelled = ("tenant", *labels)
+        return Counter(f"mc_gateway_tenant_{name}", text, labelled, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"mc_gateway_{name}", text, registry=self.registry)

@@ -94,7 +94,9 @@ def _encoded(model: ServedModel, text: str, param: str, *, add_special_tokens: b
     if at_least > model.description.max_context_tokens:
         raise too_long(f"at least {at_least}", None, model, param)
     try:
-        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return model.tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, scope=model.tenant
+        )
     except UnicodeEncodeError:
         raise bad_request(
             "the text holds half a surrogate pair; send valid Unicode", param
@@ -133,17 +135,20 @@ def generation_request(
     max_tokens: int,
     request_id: RequestId,
 ) -> GenerationRequest:
-    """Bypass when the client asks for it or reuse could change a token; it sends no hashes."""
+    """Hashes begin at the tenant's own root: one tenant's blocks are no other's.
+
+    Bypass when the client asks for it or reuse could change a token; it sends no hashes.
+    """
     description = model.description
-    namespace = tenant_namespace(description.namespace, "")
+    salted = tenant_namespace(description.namespace, model.tenant)
     may_reuse = options.cache == "use" and description.is_reuse_safe
     seed = secrets.randbelow(SEED_LIMIT) if options.seed is None else options.seed
     return GenerationRequest(
         request_id=request_id,
         model=model.name,
-        namespace=namespace,
+        namespace=description.namespace,
         tokens=tokens,
-        hashes=block_hashes(namespace, tokens, description.block_tokens) if may_reuse else [],
+        hashes=block_hashes(salted, tokens, description.block_tokens) if may_reuse else [],
         sampling=SamplingParams(
             max_tokens=max_tokens,
             temperature=options.temperature,
@@ -153,4 +158,5 @@ def generation_request(
             ignore_eos=options.ignore_eos,
         ),
         cache="use" if may_reuse else "bypass",
+        tenant=model.tenant,
     )

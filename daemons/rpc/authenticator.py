@@ -6,19 +6,18 @@ Nobody without such a key gets as far as a message. One for each loop, since Zer
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from daemons.core.clock import Clock
 from daemons.core.ids import short
 from daemons.protocol.access import EVENT_READERS
 from daemons.protocol.key import AllowedKey
 from daemons.rpc.gate import RefusalLog
 from daemons.rpc.keys import Identity
-
-if TYPE_CHECKING:
-    from daemons.rpc.loop import Loop
 
 CONTROL: Final = b"control"
 EVENTS: Final = b"events"
@@ -33,10 +32,26 @@ _EVENTS: Final = (
 )
 
 
+class Turns(Protocol):
+    """What is asked of the loop."""
+
+    clock: Clock
+    context: "zmq.Context[zmq.Socket[bytes]]"
+
+    def add_reader(self, socket: "zmq.Socket[bytes]", on_readable: Callable[[], object]) -> None:
+        """Call it while the socket has something."""
+
+    def remove_reader(self, socket: "zmq.Socket[bytes]") -> None:
+        """No more."""
+
+    def call_later(self, delay_s: float, callback: Callable[..., object]) -> object:
+        """After this turn's readers."""
+
+
 class Authenticator:
     """Loop thread only. The loop's context closes the socket."""
 
-    def __init__(self, loop: "Loop", identity: Identity) -> None:
+    def __init__(self, loop: Turns, identity: Identity) -> None:
         self._loop = loop
         self.identity = identity
         self.refusals = RefusalLog(loop.clock)
@@ -88,7 +103,7 @@ def _why_not(owner: AllowedKey | None, domain: bytes) -> str:
 class HandshakeWatch:
     """Counts and logs those who did not even show a key. `close` it before its socket."""
 
-    def __init__(self, loop: "Loop", server: "zmq.Socket[bytes]", refusals: RefusalLog) -> None:
+    def __init__(self, loop: Turns, server: "zmq.Socket[bytes]", refusals: RefusalLog) -> None:
         self._loop = loop
         self._server = server
         self._refusals = refusals

@@ -118,33 +118,35 @@ class PieceCache:
     def __init__(self, encode_batch: EncodeBatch, max_pieces: int = MAX_PIECES) -> None:
         self._encode_batch = encode_batch
         self._max_pieces = max_pieces
-        self._tokens: dict[str, array[int]] = {}
+        self._tokens: dict[tuple[str, str], array[int]] = {}
         self._lock = threading.Lock()
 
-    def encode(self, text: str) -> list[int]:
-        """The last piece is not remembered: the next text that shares it most likely goes on in it."""
+    def encode(self, text: str, scope: str = "") -> list[int]:
+        """Pieces are remembered for their scope alone: how long it takes says nothing of what others encoded.
+
+        The last piece is not remembered: the next text that shares it most likely goes on in it."""
         pieces = cut(text)
-        known = self._recall(pieces[:-1])
+        known = self._recall(pieces[:-1], scope)
         unknown = [piece for piece in pieces if piece not in known]
         fresh = dict(zip(unknown, self._encode_batch(unknown), strict=True)) if unknown else {}
-        self._remember({piece: fresh[piece] for piece in pieces[:-1] if piece in fresh})
+        self._remember({piece: fresh[piece] for piece in pieces[:-1] if piece in fresh}, scope)
         tokens: list[int] = []
         for piece in pieces:
             tokens.extend(known[piece] if piece in known else fresh[piece])
         return tokens
 
-    def _recall(self, pieces: list[str]) -> dict[str, "array[int]"]:
+    def _recall(self, pieces: list[str], scope: str) -> dict[str, "array[int]"]:
         found = {}
         with self._lock:
             for piece in pieces:
-                tokens = self._tokens.pop(piece, None)
+                tokens = self._tokens.pop((scope, piece), None)
                 if tokens is not None:
-                    self._tokens[piece] = found[piece] = tokens
+                    self._tokens[scope, piece] = found[piece] = tokens
         return found
 
-    def _remember(self, fresh: dict[str, Sequence[int]]) -> None:
+    def _remember(self, fresh: dict[str, Sequence[int]], scope: str) -> None:
         with self._lock:
             for piece, tokens in fresh.items():
-                self._tokens[piece] = array("I", tokens)
+                self._tokens[scope, piece] = array("I", tokens)
             while len(self._tokens) > self._max_pieces:
                 del self._tokens[next(iter(self._tokens))]

@@ -36,14 +36,17 @@ class Tokenizer:
     max_context_tokens: int | None
     chat_template: ChatTemplate | None
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids. A rendered chat template already holds its special tokens; a bare prompt asks for them."""
+    def encode(self, text: str, *, add_special_tokens: bool = False, scope: str = "") -> list[int]:
+        """Token ids. A rendered chat template already holds its special tokens; a bare prompt asks for them.
+
+        What was encoded before makes it faster only within one `scope`.
+        """
         if add_special_tokens and self._adds_special_tokens:
             [encoding] = self.backend.encode_batch([text], add_special_tokens=True)
             ids: list[int] = encoding.ids
             return ids
         if self._pieces is not None:
-            return self._pieces.encode(text)
+            return self._pieces.encode(text, scope)
         return self._encode_batch([text])[0]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:

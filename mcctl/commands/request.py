@@ -102,7 +102,8 @@ def send(
     is_json = settings.output == "json"
     on_piece = (lambda _: None) if is_json else render.emit_text
     where = gateway_url(settings, url)
-    with OpenAiClient(where, timeout_s=max(_SILENCE_S, settings.wait_s)) as client:
+    silence_s = max(_SILENCE_S, settings.wait_s)
+    with OpenAiClient(where, timeout_s=silence_s, api_key=settings.api_key) as client:
         body["model"] = model or _only_model(client)
         if raw:
             answer = client.complete(body | {"prompt": text}, on_piece)

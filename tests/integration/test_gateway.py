@@ -20,7 +20,13 @@ from openai.types.chat import ChatCompletionMessageParam
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from daemons.config.common import MasterLinkSection
-from daemons.config.mc_gateway import GatewayConfig, HttpSection, NodeSection, RequestSection
+from daemons.config.mc_gateway import (
+    GatewayConfig,
+    HttpSection,
+    NodeSection,
+    RequestSection,
+    TenantsSection,
+)
 from daemons.core.errors import (
     ConfigError,
     Exhausted,
@@ -315,7 +321,10 @@ def says(text: str) -> Callable[[Generate], list[int]]:
 
 @contextlib.contextmanager
 def running_gateway(
-    directory: Path, decodes: list[ScriptedDecode], **http: object
+    directory: Path,
+    decodes: list[ScriptedDecode],
+    tenants: TenantsSection | None = None,
+    **http: object,
 ) -> Iterator[Bench]:
     master = ScriptedMaster(decodes)
     config = GatewayConfig(
@@ -323,6 +332,7 @@ def running_gateway(
         node=NodeSection(id="gateway-test"),
         http=HttpSection(port=0, **http),  # type: ignore[arg-type]
         request=RequestSection(default_max_tokens=300, timeout_s=20.0),
+        tenants=tenants or TenantsSection(),
         master=MasterLinkSection(endpoint=master.endpoint),
     )
     app = GatewayApp(config)

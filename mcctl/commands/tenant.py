@@ -1,0 +1,357 @@
+"""mcctl tenant: who may use the API of gateways, how much, and what was used. Files only; gateways read them again."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from daemons.config.forms import complaint
+from daemons.config.key_files import locked, write_whole
+from daemons.config.tenants import (
+    ApiKey,
+    ModelPrice,
+    Tenant,
+    TenantFile,
+    hash_of,
+    id_of,
+    new_api_key,
+    read_tenants,
+    tenants_text,
+)
+from daemons.config.usage import UsageLine, day_of, read_usage, usage_file
+from daemons.core.errors import ConfigError, Conflict, NotFound
+from mcctl import paths, render
+from mcctl.commands import confirm, new_app
+from mcctl.render import Column
+from mcctl.settings import settings_of
+
+app = new_app()
+
+_DAY_S: Final = 86_400
+_LIMIT: Final = "0 for no limit."
+_STATE: Final = Path("/var/lib/mooncake")
+
+
+class ListedTenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `tenant list`; fields are only ever added. Keys by their beginnings."""
+
+    name: str
+    requests_per_minute: int
+    tokens_per_minute: int
+    tokens_per_day: int
+    max_requests: int
+    keys: list[str]
+    revoked_keys: list[str]
+
+
+class TenantUsage(msgspec.Struct, kw_only=True):
+    """A row of `tenant usage`; fields are only ever added."""
+
+    tenant: str
+    model: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+
+class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What `tenant key` prints. The key itself is nowhere else."""
+
+    tenant: str
+    id: str
+    key: str
+
+
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        help="The gateways' tenants.file; /etc/mooncake/tenants.toml for root, else ~/.config/mooncake/tenants.toml.",
+        metavar="FILE",
+    ),
+]
+Name = Annotated[str, typer.Argument(help="As in `tenant list`.")]
+
+
+def _check_name(value: str) -> str:
+    why = complaint("name", value)
+    if why:
+        raise typer.BadParameter(why)
+    return value
+
+
+@app.callback()
+def _noun() -> None:
+    """Tenants of gateways: API keys, limits, usage."""
+
+
+@app.command()
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Letters, digits and . _ -", callback=_check_name)],
+    file: File = None,
+) -> None:
+    """Add a tenant without limits and without a key. Its blocks are its own: it shares no cache hits with others.
+
+    \b
+    Example: mcctl tenant add acme
+    """
+
+    def put(tenants: TenantFile) -> TenantFile:
+        if tenants.find(name) is not None:
+            raise Conflict(
+                f"there is a tenant {name} already; mcctl tenant quota changes its limits"
+            )
+        return msgspec.structs.replace(tenants, tenant=[*tenants.tenant, Tenant(name=name)])
+
+    _show(context, _change(_where(file), put), only=name)
+
+
+@app.command("list")
+def list_tenants(context: typer.Context, file: File = None) -> None:
+    """Tenants, their limits, and the beginnings of their keys.
+
+    \b
+    Example: mcctl tenant list --output json
+    """
+    path = _where(file)
+    _show(context, read_tenants(path) if path.exists() else TenantFile())
+
+
+@app.command()
+def quota(
+    context: typer.Context,
+    name: Name,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help=_LIMIT)] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help=_LIMIT)] = None,
+    tokens_per_day: Annotated[
+        int | None, typer.Option(min=0, help="Of each gateway, from midnight UTC; 0 for no limit.")
+    ] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(min=0, help="At once; 0 for no limit.")
+    ] = None,
+    file: File = None,
+) -> None:
+    """Set limits; those that are not named stay. Beyond them: 429 with Retry-After.
+
+    \b
+    Example: mcctl tenant quota acme --requests-per-minute 60 --tokens-per-day 2000000
+    """
+    given = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "tokens_per_day": tokens_per_day,
+        "max_requests": max_requests,
+    }
+    changes = {limit: value for limit, value in given.items() if value is not None}
+
+    def put(tenants: TenantFile) -> TenantFile:
+        _known(tenants, name)
+        return msgspec.structs.replace(
+            tenants,
+            tenant=[
+                msgspec.structs.replace(tenant, **changes) if tenant.name == name else tenant
+                for tenant in tenants.tenant
+            ],
+        )
+
+    _show(context, _change(_where(file), put), only=name)
+
+
+@app.command()
+def key(
+    context: typer.Context,
+    name: Name,
+    revoke: Annotated[
+        str | None,
+        typer.Option(help="End the key that begins like this instead.", metavar="ID"),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    file: File = None,
+) -> None:
+    """Make an API key, or end one. It is shown this once; the file has its hash alone.
+
+    \b
+    Example: mcctl tenant key acme
+    Example: mcctl tenant key acme --revoke mc-Ab3dEf9h --yes
+    """
+    path = _where(file)
+    if revoke is not None:
+        confirm(f"End the keys of {name} that begin with {revoke}?", yes=yes)
+        _show(context, _change(path, lambda tenants: _without(tenants, name, revoke)), only=name)
+        return
+    secret = new_api_key()
+    fresh = ApiKey(tenant=name, id=id_of(secret), hash=hash_of(secret), created=_now())
+
+    def put(tenants: TenantFile) -> TenantFile:
+        _known(tenants, name)
+        return msgspec.structs.replace(tenants, key=[*tenants.key, fresh])
+
+    _change(path, put)
+    if settings_of(context).output == "json":
+        render.emit_json(MadeKey(tenant=name, id=fresh.id, key=secret))
+    else:
+        render.emit_line(secret)
+        render.note("it is not kept: whoever is to have it needs it now")
+
+
+@app.command()
+def usage(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="One tenant; else all.")] = None,
+    days: Annotated[
+        int, typer.Option(min=1, max=3660, help="Today and so many less one before.")
+    ] = 1,
+    directories: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--usage-dir",
+            help="A gateway's usage directory; may be repeated. Else those of this host's gateways.",
+            metavar="DIR",
+        ),
+    ] = None,
+    file: File = None,
+) -> None:
+    """What was used and what it costs, by tenant and model. Days are UTC.
+
+    \b
+    Example: mcctl tenant usage acme --days 30
+    """
+    rows: dict[tuple[str, str], TenantUsage] = {}
+    for line in _lines(directories or _usage_dirs(_where(file)), days):
+        if name in (None, line.tenant):
+            row = rows.setdefault(
+                (line.tenant, line.model), TenantUsage(tenant=line.tenant, model=line.model)
+            )
+            row.requests += 1
+            row.prompt_tokens += line.prompt_tokens
+            row.cached_tokens += line.cached_tokens
+            row.completion_tokens += line.completion_tokens
+            row.cost += line.cost
+    found = [rows[which] for which in sorted(rows)]
+    columns = [
+        Column("tenant", lambda r: r.tenant),
+        Column("model", lambda r: r.model, extra=1),
+        Column("requests", lambda r: str(r.requests), is_number=True),
+        Column("prompt", lambda r: str(r.prompt_tokens), is_number=True),
+        Column("cached", lambda r: str(r.cached_tokens), is_number=True),
+        Column("completion", lambda r: str(r.completion_tokens), is_number=True),
+        Column("cost", lambda r: f"{r.cost:.6f}", is_number=True),
+    ]
+    render.emit(settings_of(context).output, {"days": days, "usage": found}, columns, found)
+
+
+@app.command()
+def price(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Its name, or * for those that have none.")],
+    prompt: Annotated[float, typer.Option(min=0, help="Of prompt tokens that are computed.")] = 0.0,
+    cached: Annotated[float, typer.Option(min=0, help="Of those that are reused.")] = 0.0,
+    completion: Annotated[float, typer.Option(min=0, help="Of generated tokens.")] = 0.0,
+    file: File = None,
+) -> None:
+    """Set what a million tokens of a model cost. Holds for answers from now on.
+
+    \b
+    Example: mcctl tenant price SmolLM2-135M-Instruct --prompt 0.2 --cached 0.02 --completion 0.6
+    """
+    fresh = ModelPrice(model=model, prompt=prompt, cached=cached, completion=completion)
+
+    def put(tenants: TenantFile) -> TenantFile:
+        others = [each for each in tenants.price if each.model != model]
+        return msgspec.structs.replace(tenants, price=[*others, fresh])
+
+    prices = _change(_where(file), put).price
+    columns = [
+        Column("model", lambda p: p.model),
+        Column("prompt", lambda p: f"{p.prompt:g}", is_number=True),
+        Column("cached", lambda p: f"{p.cached:g}", is_number=True),
+        Column("completion", lambda p: f"{p.completion:g}", is_number=True),
+    ]
+    render.emit(settings_of(context).output, {"prices": prices}, columns, prices)
+
+
+def _where(given: Path | None) -> Path:
+    if given is not None:
+        return given
+    folder = Path("/etc/mooncake") if os.geteuid() == 0 else paths.config_file().parent
+    return folder / "tenants.toml"
+
+
+def _change(path: Path, change: Callable[[TenantFile], TenantFile]) -> TenantFile:
+    """Its hashes open nothing, so whoever may enter the directory may read it: the gateway's user does."""
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {path.parent}: {error.strerror}") from None
+    with locked(path):
+        tenants = change(read_tenants(path) if path.exists() else TenantFile())
+        write_whole(path, tenants_text(tenants), mode=0o644)
+    return tenants
+
+
+def _known(tenants: TenantFile, name: str) -> None:
+    if tenants.find(name) is None:
+        raise NotFound(f"no tenant {name}; mcctl tenant add {name} makes it")
+
+
+def _without(tenants: TenantFile, name: str, beginning: str) -> TenantFile:
+    def is_meant(each: ApiKey) -> bool:
+        return each.tenant == name and each.id.startswith(beginning) and not each.revoked
+
+    if not any(map(is_meant, tenants.key)):
+        raise NotFound(f"{name} has no key that begins with {beginning}; see mcctl tenant list")
+    ended = [
+        msgspec.structs.replace(each, revoked=_now()) if is_meant(each) else each
+        for each in tenants.key
+    ]
+    return msgspec.structs.replace(tenants, key=ended)
+
+
+def _usage_dirs(file: Path) -> list[Path]:
+    return [file.parent, *sorted(_STATE.glob("mc-gateway-*"))]
+
+
+def _lines(directories: Iterable[Path], days: int) -> Iterable[UsageLine]:
+    now_s = time.time()
+    for directory in directories:
+        for back in range(days):
+            yield from read_usage(usage_file(directory, day_of(now_s - back * _DAY_S)))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _show(context: typer.Context, tenants: TenantFile, only: str | None = None) -> None:
+    rows = [
+        _listed(tenant, tenants.key) for tenant in tenants.tenant if only in (None, tenant.name)
+    ]
+    columns = [
+        Column("tenant", lambda t: t.name),
+        Column("requests/min", lambda t: _limit(t.requests_per_minute), is_number=True),
+        Column("tokens/min", lambda t: _limit(t.tokens_per_minute), is_number=True),
+        Column("tokens/day", lambda t: _limit(t.tokens_per_day), is_number=True),
+        Column("at once", lambda t: _limit(t.max_requests), is_number=True),
+        Column("keys", lambda t: " ".join(t.keys) or "none"),
+    ]
+    render.emit(settings_of(context).output, {"tenants": rows}, columns, rows)
+
+
+def _listed(tenant: Tenant, keys: list[ApiKey]) -> ListedTenant:
+    own = [each for each in keys if each.tenant == tenant.name]
+    return ListedTenant(
+        **msgspec.structs.asdict(tenant),
+        keys=[each.id for each in own if not each.revoked],
+        revoked_keys=[each.id for each in own if each.revoked],
+    )
+
+
+def _limit(value: int) -> str:
+    return str(value) if value else "-"

@@ -1,0 +1,101 @@
+"""mcctl tenant on its file; what a gateway makes of it is in tests/integration/test_tenants.py."""
+
+import json
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemons.config.tenants import hash_of, read_tenants
+from daemons.config.usage import UsageLine, day_of, encode_line, usage_file
+from daemons.core.errors import ConfigError
+from mcctl.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], file: Path, *words: str, code: int = 0) -> Any:
+    assert main(["tenant", *words, "--file", str(file), "--output", "json"]) == code
+    out = capsys.readouterr().out
+    return json.loads(out) if out else None
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "etc" / "tenants.toml"
+
+
+def test_limits_keys_and_prices_are_what_was_said(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    run(capsys, file, "add", "acme")
+    run(capsys, file, "quota", "acme", "--tokens-per-day", "500", "--max-requests", "4")
+    run(capsys, file, "quota", "acme", "--max-requests", "0")
+    made = run(capsys, file, "key", "acme")
+    run(capsys, file, "price", "m", "--prompt", "0.5")
+    run(capsys, file, "price", "m", "--completion", "2")
+    found = read_tenants(file)
+    (tenant,), (key,), (price,) = found.tenant, found.key, found.price
+    assert (tenant.tokens_per_day, tenant.max_requests) == (500, 0)
+    assert key.hash == hash_of(made["key"])
+    assert made["key"].startswith(key.id)
+    assert len(made["key"]) > 40
+    assert made["key"] not in file.read_text()
+    assert (price.prompt, price.completion) == (0.0, 2.0)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_what_is_not_there_or_there_already_is_said(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    assert run(capsys, file, "list") == {"tenants": []}
+    for words in (("key", "x"), ("quota", "x", "--max-requests", "1")):
+        run(capsys, file, *words, code=3)
+    run(capsys, file, "add", "acme")
+    run(capsys, file, "add", "acme", code=4)
+    run(capsys, file, "add", "../acme", code=2)
+    run(capsys, file, "key", "acme", "--revoke", "mc-nothing", "--yes", code=3)
+    run(capsys, file, "key", "acme", "--revoke", "mc-nothing", code=5)
+
+
+def test_usage_adds_up_over_gateways_and_passes_over_torn_lines(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
+) -> None:
+    line = UsageLine(
+        time="",
+        gateway="g",
+        tenant="acme",
+        key="mc-1",
+        model="m",
+        request="r",
+        status=200,
+        prompt_tokens=10,
+        cached_tokens=4,
+        completion_tokens=3,
+        cost=0.5,
+    )
+    words: list[str] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        path = usage_file(tmp_path / name, day_of(time.time()))
+        path.write_bytes(encode_line(line) + b'\n{"time": "cut\n' + encode_line(line) + b"\n")
+        words += ["--usage-dir", str(tmp_path / name)]
+    (row,) = run(capsys, file, "usage", *words)["usage"]
+    assert (row["requests"], row["prompt_tokens"], row["cost"]) == (4, 40, 2.0)
+    assert run(capsys, file, "usage", "other", *words)["usage"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[[key]]\ntenant = 'x'\nid = 'i'\nhash = '{'0' * 64}'\n",
+        "[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'\n",
+        "[[tenant]]\nname = 'a'\ntokens_per_day = -1\n",
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_tenants(path)
+    assert str(path) in caught.value.message
