@@ -243,6 +243,7 @@ put_pages() {
     for page in "$source_dir"/man/*.[1-8]; do
         put "$page" "$MAN_DIR/man${page##*.}/${page##*/}"
     done
+    put "$source_dir/configs/grafana-dashboard.json" /usr/local/share/mooncake/grafana-dashboard.json
 }
 
 put_completions() {
