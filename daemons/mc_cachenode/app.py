@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from daemons.config.common import size_bytes, topology_file
-from daemons.config.mc_cachenode import CachenodeConfig, SsdSection
+from daemons.config.mc_cachenode import CachenodeConfig
 from daemons.config.secret import mark_of, read_secret
 from daemons.core.ids import BlockHash, Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
+from daemons.mc_cachenode.lower_blocks import LowerBlocks, LowerCallbacks
+from daemons.mc_cachenode.lower_tiers import OpenedTier, open_lower
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.replicas import Replica
 from daemons.mc_cachenode.reporter import ReportedTier, Reporter
-from daemons.mc_cachenode.ssd_blocks import SsdBlocks, SsdCallbacks, open_tier
 from daemons.mc_cachenode.staging import Staging, StagingParts
 from daemons.mc_cachenode.storage import open_storage
-from daemons.mc_cachenode.write_down import FlushModes
-from daemons.protocol.block import BadReplica, BlockLocation
+from daemons.protocol.block import BadReplica, BlockLocation, Tier
 from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
 from daemons.protocol.replication import CopyFailed
 from daemons.rpc import Call, Loop, Server
@@ -31,7 +31,6 @@ from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import runtime_dir
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.promotion import Promotion
-from daemons.store.ssd import SsdTier
 from daemons.transfer import TransferEngine, host_id, prefault_in_background
 from daemons.transfer.topology import host_devices
 
@@ -78,14 +77,14 @@ class CachenodeApp:
         self._devices = host_devices(
             wants_rdma="rdma" in config.transfer.transports, override=topology
         )
-        ssd = None
+        opened: list[OpenedTier] = []
         try:
-            ssd = open_tier(config.ssd, self._node, self._on_ssd_dropped)
+            opened = open_lower(config, self._on_dropped)
             self._storage = open_storage(config.segment, self._node, self._on_lost)
         except BaseException:
             self._engine.close()  # or its socket's file stays
-            if ssd is not None:
-                ssd.close()
+            for tier in opened:
+                tier.store.close()
             raise
         self._segment, self._replicas = self._storage.segment, self._storage.replicas
         self._is_closed = threading.Event()
@@ -94,11 +93,11 @@ class CachenodeApp:
             prefault_in_background(self._segment.array, self._is_closed)
         self._region = self._engine.register(self._segment.memory)
         self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
-        self._ssd = self._ssd_blocks(config.ssd, ssd)
-        tiers: list[ReportedTier] = [self._replicas]
+        self._lower = {tier.tier: self._lower_blocks(tier) for tier in opened}
+        tiers: list[ReportedTier] = [self._replicas, *self._lower.values()]
         self._reporter = Reporter(
             self.loop,
-            tiers if self._ssd is None else [*tiers, self._ssd],
+            tiers,
             (self._node, self._epoch),
             config.report.interval_s,
             lambda reply: self._handlers.obey(reply),
@@ -107,7 +106,7 @@ class CachenodeApp:
             StagingParts(
                 loop=self.loop,
                 replicas=self._replicas,
-                ssd=ssd,
+                lower=[tier.store for tier in opened],
                 promotion=Promotion(config.ssd.promote_uses),
                 limit_bytes=min(
                     size_bytes(config.ssd.stage, "ssd.stage"),
@@ -131,7 +130,7 @@ class CachenodeApp:
                 pull_timeout_s=config.transfer.timeout_s,
                 may_evict=self._may_evict,
                 staging=self._staging,
-                ssd=self._ssd,
+                lower=list(self._lower.values()),
                 locate=self._locate,
                 copy_failed=self._on_copy_failed,
                 copy_was_bad=self._on_copy_bad,
@@ -146,8 +145,8 @@ class CachenodeApp:
         )
         self._reporter.attach(self._link)
         self._metrics.restored_blocks.set(self._replicas.num_sealed)
-        if ssd is not None:
-            ssd.start()
+        for tier in opened:
+            tier.store.start()
         self.loop.every(_METRICS_S, self._measure)
         self._measure()
 
@@ -166,23 +165,24 @@ class CachenodeApp:
         slots = self._segment.slots
         return (
             f"node={self._node} control={self.endpoint} blocks={self._replicas.num_sealed} "
-            f"used={format_size(slots.used_bytes)} of {format_size(slots.capacity_bytes)} {self._ssd_status()}"
+            f"used={format_size(slots.used_bytes)} of {format_size(slots.capacity_bytes)} {self._lower_status()}"
             f"master={'joined' if self._link.is_joined else 'none'}"
         )
 
-    def _ssd_status(self) -> str:
-        if self._ssd is None:
-            return ""
-        used_bytes, capacity_bytes = self._ssd.usage()
-        return f"ssd={format_size(used_bytes)} of {format_size(capacity_bytes)} "
+    def _lower_status(self) -> str:
+        usage = [(name, *tier.usage()) for name, tier in self._lower.items()]
+        return "".join(
+            f"{name}={format_size(used)} of {format_size(capacity)} "
+            for name, used, capacity in usage
+        )
 
     def close(self) -> None:
         self._is_closed.set()
         self._server.close()
         self._link.close()
         self._workers.close()
-        if self._ssd is not None:
-            self._ssd.close()  # reads the segment until then
+        for tier in self._lower.values():
+            tier.close()  # reads and fills the segment until then
         self._engine.close()
         self._storage.close()
         self._metrics_server.close()
@@ -254,31 +254,28 @@ class CachenodeApp:
         metrics.bad_data_requests.set(self._engine.counters.bad_requests)
         metrics.sent_bytes.set(self._engine.counters.sent_bytes)
         metrics.staged_bytes.set(self._staging.used_bytes)
-        if self._ssd is not None:
-            metrics.set_ssd(self._ssd.ssd)
+        for name, tier in self._lower.items():
+            metrics.tiers[name].set(tier.store)
 
-    def _ssd_blocks(self, config: SsdSection, ssd: SsdTier | None) -> SsdBlocks | None:
-        if ssd is None:
-            return None
-        return SsdBlocks(
+    def _lower_blocks(self, opened: OpenedTier) -> LowerBlocks:
+        tier = opened.tier
+        return LowerBlocks(
             self.loop,
             self._replicas,
-            ssd,
-            FlushModes(config.flush, config.flush_models),
-            SsdCallbacks(
-                on_sealed=lambda block_hash: self._reporter.sealed(block_hash, "ssd"),
+            opened,
+            LowerCallbacks(
+                on_sealed=lambda block_hash: self._reporter.sealed(block_hash, tier),
                 on_freed=lambda block_hash, is_bad: self._reporter.freed(
-                    block_hash, "ssd", is_bad=is_bad
+                    block_hash, tier, is_bad=is_bad
                 ),
                 on_not_written=self._metrics.not_written.inc,
                 free=lambda block_hash, why: self._handlers.free([block_hash], why),
             ),
         )
 
-    def _on_ssd_dropped(self, hashes: Sequence[BlockHash], why: str) -> None:
-        """On the writer's thread, which starts once all is wired."""
-        if self._ssd is not None:
-            self._ssd.on_dropped(hashes, why)
+    def _on_dropped(self, tier: Tier, hashes: Sequence[BlockHash], why: str) -> None:
+        """On a thread of the tier, which starts once all is wired."""
+        self._lower[tier].on_dropped(hashes, why)
 
     def _locate(self, replica: Replica) -> BlockLocation:
         return BlockLocation(
@@ -295,8 +292,8 @@ class CachenodeApp:
         )
 
     def _keep(self, block_hash: BlockHash) -> None:
-        if self._ssd is not None:
-            self._ssd.write_down.keep(block_hash)
+        for tier in self._lower.values():
+            tier.write_down.keep(block_hash)
 
     def _on_promoted(self, block_hash: BlockHash) -> None:
         self._metrics.promoted.inc()

@@ -10,6 +10,7 @@ from daemons.core.errors import Exhausted, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.copying import Copying, CopyParts
+from daemons.mc_cachenode.lower_blocks import LowerBlocks
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import (
     PullOutcome,
@@ -21,7 +22,6 @@ from daemons.mc_cachenode.pull import (
 )
 from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable, wall_ms
 from daemons.mc_cachenode.reporter import Reporter
-from daemons.mc_cachenode.ssd_blocks import SsdBlocks
 from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
@@ -89,7 +89,8 @@ class Parts:
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
     staging: Staging
-    ssd: SsdBlocks | None
+    lower: Sequence[LowerBlocks]
+    """The tiers below DRAM, the fastest first."""
     locate: Callable[[Replica], BlockLocation]
     """Where a block that is sealed here can be read."""
     copy_failed: Callable[[list[BlockHash], str], object]
@@ -168,10 +169,6 @@ class CachenodeHandlers:
             case RememberWanted():
                 self._parts.replicas.remember_wanted(notice.hashes, notice.count)
 
-    def _write_down(self, notice: WriteDown) -> None:
-        if self._parts.ssd is not None and notice.to == "ssd":
-            self._parts.ssd.write_down.ask(notice.hashes, evict=notice.evict)
-
     def obey(self, reply: ReportReply) -> None:
         """What the master said to a report."""
         self._evict(reply.victims)
@@ -187,20 +184,25 @@ class CachenodeHandlers:
                 self._parts.reporter.freed(block_hash, is_bad=why == "bad")
 
     def _evict(self, hashes: Sequence[BlockHash]) -> None:
-        """Free them in DRAM; first those that nothing holds, then each that the SSD takes, once it is there."""
+        """Free them in DRAM; first those that nothing holds, then each that a lower tier takes, once it is there."""
         self.free([each for each in hashes if not self._is_written_first(each)], "evicted")
 
     def _is_written_first(self, block_hash: BlockHash) -> bool:
         replica = self._parts.replicas.get(block_hash)
-        if self._parts.ssd is None or replica is None or replica.state != "sealed":
+        if replica is None or replica.state != "sealed":
             return False
-        return self._parts.ssd.write_down.evict(replica, "evicted")
+        return any(tier.write_down.evict(replica, "evicted") for tier in self._parts.lower)
+
+    def _write_down(self, notice: WriteDown) -> None:
+        for tier in self._parts.lower:
+            if tier.tier == notice.to:
+                tier.write_down.ask(notice.hashes, evict=notice.evict)
 
     def _delete(self, hashes: Sequence[BlockHash]) -> None:
         """From all tiers."""
         self.free(hashes, "deleted")
-        if self._parts.ssd is not None:
-            self._parts.ssd.delete(hashes)
+        for tier in self._parts.lower:
+            tier.delete(hashes)
 
     def _forget(self, names: Sequence[DeadName]) -> None:
         """Logged before the master hears of it: from then on these versions are not to come back."""
@@ -217,8 +219,8 @@ class CachenodeHandlers:
             staged = replicas.get(dead.key)
             if staged is not None and staged.version <= dead.version:
                 self._parts.staging.drop(dead.key)
-            if self._parts.ssd is not None:
-                self._parts.ssd.delete_dead(dead.key, dead.version)
+            for tier in self._parts.lower:
+                tier.delete_dead(dead.key, dead.version)
         replicas.flush()
         self._parts.reporter.dead(logged)
 
@@ -296,11 +298,10 @@ class CachenodeHandlers:
         return replicas.begin(block.meta, length, block.num_layers, version=version)
 
     def _sealed(self, replica: Replica) -> None:
-        ssd = self._parts.ssd
-        if ssd is not None:
+        for tier in self._parts.lower:
             if replica.meta.name:
-                ssd.delete_dead(replica.meta.hash, replica.version - 1)
-            ssd.write_down.on_sealed(replica)
+                tier.delete_dead(replica.meta.hash, replica.version - 1)
+            tier.write_down.on_sealed(replica)
         self._parts.reporter.sealed(replica.meta.hash)
 
     def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:

@@ -1,10 +1,45 @@
 """What a cache node counts, by Prometheus name."""
 
+from typing import Final
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from daemons.store.ssd import SsdTier
+from daemons.protocol.block import Tier
+from daemons.store.lower_tier import LowerTier
 
 _PULL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0)
+
+
+LOWER_TIERS: Final[tuple[Tier, ...]] = ("ssd", "object")
+
+
+class TierMetrics:
+    """Of one tier below DRAM; all stay 0 where there is none."""
+
+    def __init__(self, registry: CollectorRegistry, tier: Tier) -> None:
+        name = f"mc_cachenode_{tier}"
+        self._used_bytes = Gauge(f"{name}_used_bytes", "Bytes taken", registry=registry)
+        self._capacity_bytes = Gauge(
+            f"{name}_capacity_bytes", "Bytes that may be taken", registry=registry
+        )
+        self._blocks = Gauge(f"{name}_blocks", "Blocks there", registry=registry)
+        self._resting = Gauge(
+            f"{name}_resting", "1 while it is left alone after a failure, else 0", registry=registry
+        )
+        self._events = Gauge(
+            f"{name}_events",
+            "Since the start, by kind: blocks and bytes put, read, copied, deleted, evicted, bad; errors",
+            ["kind"],
+            registry=registry,
+        )
+
+    def set(self, store: LowerTier) -> None:
+        self._used_bytes.set(store.used_bytes)
+        self._capacity_bytes.set(store.capacity_bytes)
+        self._blocks.set(store.num_blocks)
+        self._resting.set(store.why_resting is not None)
+        for kind, count in store.counts().items():
+            self._events.labels(kind).set(count)
 
 
 class CachenodeMetrics:
@@ -60,40 +95,19 @@ class CachenodeMetrics:
         )
 
         self.staged_bytes = self._gauge(
-            "mc_cachenode_staged_bytes", "DRAM held for blocks that readers want from the SSD"
+            "mc_cachenode_staged_bytes", "DRAM held for blocks that readers want from lower tiers"
         )
         self.promoted = Counter(
             "mc_cachenode_promoted_blocks",
-            "Blocks that stayed in DRAM after they were read from the SSD",
+            "Blocks that stayed in DRAM after they were read from a lower tier",
             registry=self.registry,
         )
         self.not_written = Counter(
             "mc_cachenode_not_written_blocks",
-            "Blocks that the SSD could not take when they should have been written",
+            "Blocks that a lower tier could not take when they should have been written",
             registry=self.registry,
         )
-        self.ssd_used_bytes = self._gauge("mc_cachenode_ssd_used_bytes", "Bytes of SSD files")
-        self.ssd_capacity_bytes = self._gauge(
-            "mc_cachenode_ssd_capacity_bytes", "Bytes that SSD files may take"
-        )
-        self.ssd_blocks = self._gauge("mc_cachenode_ssd_blocks", "Blocks on the SSD")
-        self.ssd_resting = self._gauge(
-            "mc_cachenode_ssd_resting", "1 while the SSD is left alone after a failure, else 0"
-        )
-        self.ssd_events = Gauge(
-            "mc_cachenode_ssd_events",
-            "Since the start, by kind: blocks and bytes put, read, copied, deleted, evicted, bad; errors",
-            ["kind"],
-            registry=self.registry,
-        )
-
-    def set_ssd(self, ssd: SsdTier) -> None:
-        self.ssd_used_bytes.set(ssd.used_bytes)
-        self.ssd_capacity_bytes.set(ssd.settings.capacity_bytes)
-        self.ssd_blocks.set(ssd.num_blocks)
-        self.ssd_resting.set(ssd.why_resting is not None)
-        for kind, count in ssd.counters.as_dict().items():
-            self.ssd_events.labels(kind).set(count)
+        self.tiers = {tier: TierMetrics(self.registry, tier) for tier in LOWER_TIERS}
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)

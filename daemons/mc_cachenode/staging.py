@@ -1,7 +1,7 @@
-"""Blocks of the SSD on their way to a reader: brought into DRAM slots, one a block, that all its readers share.
+"""Blocks of lower tiers on their way to a reader: brought into DRAM slots, one a block, that all its readers share.
 
 A staged block is held until its last reader has let go or its time is over, and is then promoted or its slot freed.
-Readers verify, so one that comes too late gets a miss at worst. Loop thread only; the SSD's workers fill the slots.
+Readers verify, so one that comes too late gets a miss at worst. Loop thread only; the tiers' workers fill the slots.
 """
 
 import logging
@@ -15,8 +15,9 @@ from daemons.core.ids import BlockHash, StageId, new_stage_id, short
 from daemons.mc_cachenode.replicas import Replica, ReplicaTable
 from daemons.protocol.block import BlockLocation, Stage, StageReply
 from daemons.rpc import Call, Loop, Timer
+from daemons.store.lower_tier import LowerTier
 from daemons.store.promotion import Promotion
-from daemons.store.ssd import BlockRecord, SsdTier
+from daemons.store.ssd import BlockRecord
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class StagingParts:
 
     loop: Loop
     replicas: ReplicaTable
-    ssd: SsdTier | None
+    lower: Sequence[LowerTier]
     promotion: Promotion
     limit_bytes: int
     """Beyond it only what DRAM has room for anyway."""
@@ -82,7 +83,7 @@ class Staging:
         self._ahead: set[StageId] = set()
         self._wanted: dict[BlockHash, list[_Request]] = {}
         """Wait for a slot that another reader holds."""
-        parts.replicas.reserved_bytes = parts.limit_bytes if parts.ssd is not None else 0
+        parts.replicas.reserved_bytes = parts.limit_bytes if parts.lower else 0
 
     @property
     def used_bytes(self) -> int:
@@ -216,12 +217,26 @@ class Staging:
         if staged is not None:
             self._parts.promotion.use(block_hash)
             return staged
-        if self._parts.ssd is None or replica is not None:
-            return None
-        record = self._parts.ssd.get(block_hash)
-        return None if record is None else self._begin(self._parts.ssd, record)
+        return None if replica is not None else self._begin_from_fastest(block_hash)
 
-    def _begin(self, ssd: SsdTier, record: BlockRecord) -> _Staged:
+    def _begin_from_fastest(self, block_hash: BlockHash) -> _Staged | None:
+        """A tier that rests or has enough to do leaves it to the next one."""
+        refused: McError | None = None
+        for tier in self._parts.lower:
+            record = tier.get(block_hash)
+            if record is None:
+                continue
+            try:
+                return self._begin(tier, record)
+            except _NoSlot:
+                raise
+            except McError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+        return None
+
+    def _begin(self, tier: LowerTier, record: BlockRecord) -> _Staged:
         parts = self._parts
         block_hash = record.meta.hash
         is_beyond = self.used_bytes + record.stored_bytes > parts.limit_bytes
@@ -236,7 +251,7 @@ class Staging:
         except Exhausted as error:
             raise _NoSlot(error.message, retry_after_ms=50) from None
         try:
-            done = ssd.submit_read(block_hash, parts.replicas.stored(replica), reader="stage")
+            done = tier.submit_read(block_hash, parts.replicas.stored(replica), reader="stage")
         except McError:
             parts.replicas.abandon(replica)
             raise

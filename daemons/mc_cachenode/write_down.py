@@ -1,39 +1,29 @@
-"""Copies blocks from DRAM to the SSD: when they are sealed, when they are evicted, or when asked for, by flush mode.
+"""Copies blocks from DRAM to a lower tier: when sealed, when evicted, or when asked for, by flush mode.
 
-Loop thread only; the SSD's writer reads the slot, which is held meanwhile. A copy that cannot be made costs a later
+Loop thread only; the tier's writer reads the slot, which is held meanwhile. A copy that cannot be made costs a later
 miss at most: the block is freed all the same when its space is wanted.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from daemons.config.mc_cachenode import FlushMode
 from daemons.core.errors import Conflict, Exhausted, McError, Rejected
 from daemons.core.ids import BlockHash, short
+from daemons.mc_cachenode.lower_tiers import FlushModes
 from daemons.mc_cachenode.replicas import Replica, ReplicaTable
 from daemons.rpc import Loop
-from daemons.store.ssd import BlockRecord, SsdTier
+from daemons.store.lower_tier import LowerTier
+from daemons.store.ssd import BlockRecord
 
 log = logging.getLogger(__name__)
 
 _MAX_WAITING: Final = 65_536
 _RETRY_S: Final = 0.05
 _GRACE_S: Final = 0.1
-"""A block that is on the SSD stays in DRAM for so long, for those who were told just before that it is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlushModes:
-    """By model, with one for all others."""
-
-    default: FlushMode
-    by_model: Mapping[str, FlushMode]
-
-    def of(self, model: str) -> FlushMode:
-        return self.by_model.get(model, self.default)
+"""A block that is in the tier stays in DRAM for so long, for those who were told just before that it is there."""
 
 
 @dataclass(slots=True)
@@ -44,24 +34,24 @@ class _Writing:
 
 
 class WriteDown:
-    """`on_written(hash)` when a copy is on disk; `free(hash, why)` when the one in DRAM may go."""
+    """`on_written(hash)` when a copy is there to stay; `free(hash, why)` when the one in DRAM may go."""
 
     def __init__(
         self,
         loop: Loop,
         replicas: ReplicaTable,
-        ssd: SsdTier,
+        tier: LowerTier,
         modes: FlushModes,
         callbacks: "WriteDownCallbacks",
     ) -> None:
         self._loop = loop
         self._replicas = replicas
-        self._ssd = ssd
+        self._tier = tier
         self._modes = modes
         self._callbacks = callbacks
         self._writing: dict[BlockHash, _Writing] = {}
         self._waiting: dict[BlockHash, bool] = {}
-        """Asked for by an operator, with whether to free it in DRAM then; written as the SSD takes them."""
+        """Asked for by an operator, with whether to free it in DRAM then; written as the tier takes them."""
         self._is_pumping = False
 
     @property
@@ -85,14 +75,14 @@ class WriteDown:
             writing.leaves_for = None
 
     def ask(self, hashes: Sequence[BlockHash], *, evict: bool) -> None:
-        """Write these, as fast as the SSD takes them; what is already there is only freed."""
+        """Write these, as fast as the tier takes them; what is already there is only freed."""
         for block_hash in hashes:
             if len(self._waiting) < _MAX_WAITING:
                 self._waiting[block_hash] = evict or self._waiting.get(block_hash, False)
         self._pump()
 
     def _pump(self) -> None:
-        """Until the SSD has enough, then again a little later."""
+        """Until the tier has enough, then again a little later."""
         self._is_pumping = False
         while self._waiting:
             block_hash, evict = next(iter(self._waiting.items()))
@@ -111,13 +101,13 @@ class WriteDown:
             self._loop.call_later(_RETRY_S, self._pump)
 
     def _write(self, replica: Replica, leaves_for: str | None = None) -> McError | None:
-        """Begin, or join what has begun; the error when the SSD takes nothing now."""
+        """Begin, or join what has begun; the error when the tier takes nothing now."""
         begun = self._writing.get(replica.meta.hash)
         if begun is not None and begun.replica is replica:
             begun.leaves_for = begun.leaves_for or leaves_for
             return None
         try:
-            done = self._ssd.put(_record_of(replica), self._replicas.stored(replica))
+            done = self._tier.put(_record_of(replica), self._replicas.stored(replica))
         except (Conflict, Rejected) as error:
             log.warning(
                 "block not written block=%s why=%s", short(replica.meta.hash), error.message

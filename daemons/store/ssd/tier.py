@@ -240,6 +240,13 @@ class SsdTier:
             return self._buckets.file_bytes
 
     @property
+    def capacity_bytes(self) -> int:
+        return self.settings.capacity_bytes
+
+    def counts(self) -> dict[str, int]:
+        return self.counters.as_dict()
+
+    @property
     def why_resting(self) -> str | None:
         """Why puts or reads are refused now; None when they are not."""
         resting = (health.why for health in (self._health, self._read_health) if health.is_resting)
