@@ -24,6 +24,7 @@ readonly SYSUSERS=/usr/local/lib/sysusers.d/mooncake.conf
 readonly TMPFILES=/usr/local/lib/tmpfiles.d/mooncake.conf
 readonly MAN_DIR=/usr/local/share/man
 readonly CONFIG_DIR=/etc/mooncake
+readonly CREDENTIALS_DIR=/etc/credstore # keys of the daemons, where mc-deploy(7) puts them
 readonly STATE_DIR=/var/lib/mooncake
 readonly SEGMENTS_UNIT=var-lib-mooncake-segments.mount
 
@@ -351,6 +352,7 @@ uninstall_all() {
     reload_systemd
     if [ "$purge" = 1 ]; then
         run rm -rf "$CONFIG_DIR" "$STATE_DIR"
+        run rm -f "$CREDENTIALS_DIR"/mc-{master,cachenode,prefill,decode,gateway}{,-*}.key
         ! getent passwd mooncake >/dev/null || run userdel mooncake
         ! getent group mooncake >/dev/null || run groupdel mooncake
     else

@@ -72,6 +72,19 @@ def read_key_file(path: Path) -> KeyFile:
     return found
 
 
+def read_own_key(path: Path, node: str, role: KeyRole) -> KeyFile:
+    """With its secret. Raises ConfigError for one that cannot be read, or is another node's."""
+    found = read_key_file(path)
+    if (found.node, found.role) != (node, role):
+        raise ConfigError(
+            f"`security.key_file`: {path} is the key of {found.role} {found.node}, this is {role} {node}; "
+            "put right `node.id`, or take the key that mcctl keys generate made for it"
+        )
+    if not found.secret:
+        raise ConfigError(f"`security.key_file`: {path} has no secret; take NODE.key, not NODE.pub")
+    return found
+
+
 def read_key_list(path: Path, *, may_be_missing: bool = False) -> KeyList:
     """Raises ConfigError."""
     if may_be_missing and not path.exists():

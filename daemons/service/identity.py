@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from daemons.config.common import SecuritySection
-from daemons.config.key_files import read_key_file
+from daemons.config.key_files import read_own_key
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, PublicKey
 from daemons.protocol.address import with_key
@@ -16,16 +16,7 @@ def open_identity(key_file: str, *, node: NodeId, role: KeyRole) -> Identity | N
     """None without a file. Raises ConfigError for one that cannot be read, or is another node's."""
     if not key_file:
         return None
-    found = read_key_file(_where(key_file))
-    if (found.node, found.role) != (node, role):
-        raise ConfigError(
-            f"`security.key_file`: {key_file} is the key of {found.role} {found.node}, this is {role} {node}; "
-            "put right `node.id`, or take the key that mcctl keys generate made for it"
-        )
-    if not found.secret:
-        raise ConfigError(
-            f"`security.key_file`: {key_file} has no secret; take NODE.key, not NODE.pub"
-        )
+    found = read_own_key(_where(key_file), node, role)
     pair = KeyPair.of(bytes.fromhex(found.secret))
     if pair.public != found.public:
         raise ConfigError(f"`security.key_file`: in {key_file} the two keys are no pair")

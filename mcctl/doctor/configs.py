@@ -16,6 +16,7 @@ from daemons.core.units import format_size
 from mcctl.config_text import PROCESSES, process_of
 from mcctl.doctor.finding import Finding
 from mcctl.doctor.host import Host
+from mcctl.doctor.keys import check_keys
 from mcctl.doctor.ports import Wanted, check_ports, parse
 from mcctl.file_system import file_system
 
@@ -61,6 +62,7 @@ def check_configs(loaded: Sequence[Loaded], host: Host) -> Iterator[Finding]:
         yield from _check_models(item)
         yield from _check_secret(item)
         yield from _check_exposure(item)
+        yield from check_keys(item.path, item.process, item.config)
     yield from check_ports(want for item in loaded for want in _wanted(item))
     yield from _check_ids(loaded)
 

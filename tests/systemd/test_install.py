@@ -255,12 +255,43 @@ def test_stop_of_the_target_drains_all(machine: Machine) -> None:
     wait_for(lambda: has_all_blocks(machine), what="the blocks after the target's start")
 
 
+def test_keys_are_credentials_of_the_units(machine: Machine) -> None:
+    """As mc-deploy(7) has it: made by root, read by the daemons' user through systemd alone."""
+    units = {"master": "mc-master", "cachenode": "mc-cachenode-a", "gateway": "mc-gateway-a"}
+    for role, credential in units.items():
+        node = {"cachenode": "node-a"}.get(role, role)
+        machine.run("mcctl", "keys", "generate", node, "--role", role, "--authorize")
+        script = f"mkdir -p /etc/credstore && mv /etc/mooncake/keys/{node}.key /etc/credstore/{credential}.key"
+        machine.run("bash", "-c", script)
+    machine.run("mcctl", "keys", "generate", "root", "--role", "admin", "--authorize")
+    public = (machine.root / "etc/mooncake/keys/master.pub").read_text()
+    (master_key,) = re.findall(r'public = "(\w+)"', public)
+    nodes = f'[security]\nkey_file = "{{}}.key"\nmaster_key = "{master_key}"\n'
+    for name, text in CONFIGS.items():
+        config = text + nodes.format(name.replace("@", "-"))
+        machine.write(f"/etc/mooncake/{name}.toml", config)
+    master = 'key_file = "mc-master.key"\nauthorized_file = "/etc/mooncake/authorized.toml"\n'
+    machine.write("/etc/mooncake/mc-master.toml", f"[security]\n{master}")
+    machine.run("systemctl", "restart", MASTER, NODE, GATEWAY)
+    shown = ("--key-file", "/etc/mooncake/keys/root.key", "--master-key", master_key)
+    listing = ("mcctl", "node", "list", "--output", "json")
+
+    def is_joined() -> bool:
+        return machine.run(*listing, *shown, fails=True).stdout.count('"alive"') == 2
+
+    wait_for(is_joined, what="node and gateway to join with their keys")
+    assert machine.run(*listing, fails=True).returncode in (5, 7)
+    machine.run("mcctl", "keys", "revoke", "node-a", "--yes")
+    wait_for(lambda: not is_joined(), what="the revoked node to be put out")
+
+
 def test_uninstall_leaves_what_is_the_operators_and_purge_nothing(
     machine: Machine, before: set[str]
 ) -> None:
     install(machine, "--uninstall")
     left = files(machine) - before
-    assert left == {x for x in left if x.startswith(("etc/mooncake/", "var/lib/mooncake/"))}
+    kept = ("etc/credstore/", "etc/mooncake/", "var/lib/mooncake/")
+    assert left == {x for x in left if x.startswith(kept)}
     assert "etc/mooncake/mc-cachenode@a.toml" in left
     assert main_pid(machine, NODE) == 0
     assert "nothing is installed" in install(machine, "--uninstall").stderr

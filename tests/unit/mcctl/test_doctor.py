@@ -254,3 +254,25 @@ def test_a_topology_file_is_read_as_the_daemons_read_it(
     path.write_text(cachenode(Path("/dev/shm"), f"[transfer]\ntopology = '{tmp_path / 'none'}'\n"))
     assert main(["doctor", "--no-cluster", "--output", "json", str(path)]) == 78
     assert "transfer.topology" in capsys.readouterr().out
+
+
+def test_keys_that_are_missing_or_anothers_are_found(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    for node, role in (("c0", "cachenode"), ("d0", "decode")):
+        assert main(["keys", "generate", node, "--role", role, "--directory", folder]) == 0
+    master_key = "ab" * 32
+
+    def found(key_file: Path) -> list[Finding]:
+        security = f"[security]\nkey_file = '{key_file}'\nmaster_key = '{master_key}'\n"
+        findings = check(tmp_path, mc_cachenode=cachenode(tmp_path, security))
+        return [finding for finding in findings if finding.area == "keys"]
+
+    assert found(tmp_path / "keys" / "c0.key") == []
+    for name, said in (
+        ("d0.key", "the key of decode d0"),
+        ("c0.pub", "no secret"),
+        ("x", "no such file"),
+    ):
+        (finding,) = found(tmp_path / "keys" / name)
+        assert said in finding.problem
+        assert "mcctl keys generate c0 --role cachenode" in finding.fix
