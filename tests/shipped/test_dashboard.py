@@ -25,9 +25,8 @@ def exported() -> dict[str, tuple[str, set[str]]]:
     """Series -> its kind and labels."""
     found: dict[str, tuple[str, set[str]]] = {}
     for daemon in DAEMONS:
-        for metric in vars(daemon()).values():
-            if not isinstance(metric, MetricWrapperBase):
-                continue
+        for metric in daemon().registry._collector_to_names:
+            assert isinstance(metric, MetricWrapperBase)
             labels = set(metric._labelnames) | _ADDED
             for suffix in _SERIES[metric._type]:
                 more = {"le"} if suffix == "_bucket" else set()
