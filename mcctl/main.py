@@ -42,11 +42,14 @@ COMMANDS: Final = {
     "topology": LazyCommand(
         "topology", "Cluster tree and data paths: show, discover, check, probe."
     ),
-    "node": LazyCommand("node", "The processes that joined the cluster."),
-    "cache": LazyCommand("cache", "KV blocks in the pool: list, show, locate, pin, flush, clear."),
+    "node": LazyCommand("node", "The processes that joined: list, drain, undrain."),
+    "cache": LazyCommand(
+        "cache", "KV blocks in the pool: list, show, locate, pin, replicate, move, flush, clear."
+    ),
     "request": LazyCommand(
         "request", "Send a prompt, list recent requests, explain where they ran."
     ),
+    "wait": LazyCommand("wait", "Until the cluster is ready, or a node drained."),
     "events": LazyCommand("events", "Follow blocks and nodes as they come and go."),
     "logs": LazyCommand("logs", "What daemons said: a local cluster's, or this host's units."),
     "service": LazyCommand("service", "Units of this host: list, start, stop, restart."),

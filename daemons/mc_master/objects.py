@@ -130,7 +130,9 @@ class ObjectHandlers:
         members = {
             member.node.node: member
             for member in self._state.membership
-            if member.node.segments and member.node.node not in message.exclude
+            if member.node.segments
+            and not member.is_draining
+            and member.node.node not in message.exclude
         }
         nodes = [
             PutNode(

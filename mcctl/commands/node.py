@@ -1,18 +1,23 @@
 """mcctl node: the processes that joined the cluster."""
 
+from typing import Annotated
+
 import typer
 
 from daemons.client.cluster import ClusterClient
+from daemons.core.ids import NodeId
 from daemons.core.units import format_duration, format_size
 from daemons.protocol.address import address_of
 from daemons.protocol.node import ListedNode
-from mcctl import render
+from mcctl import render, waiting
 from mcctl.commands import new_app
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.watching import watchable
 
 app = new_app()
+
+Node = Annotated[str, typer.Argument(help="The id of a cache node.")]
 
 
 @app.callback()
@@ -42,10 +47,62 @@ def list_nodes(context: typer.Context) -> None:
         Column("queued", lambda n: str(n.load.num_queued) if n.load else "-", is_number=True),
         Column("running", lambda n: str(n.load.num_running) if n.load else "-", is_number=True),
         Column("memory", memory_text, is_number=True),
+        Column("drain", drain_text, extra=6),
         Column("below", below_text, is_number=True, extra=7),
     ]
     result = {"incarnation": reply.incarnation, "master": reply.master, "nodes": reply.nodes}
     render.emit(settings.output, result, columns, reply.nodes)
+
+
+@app.command()
+def drain(
+    context: typer.Context,
+    node: Node,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it can be stopped.")] = False,
+) -> None:
+    """Send nothing new to a cache node, and copy to others what only it holds; it is kept over restarts.
+
+    
+    Example: mcctl node drain cachenode-2 --wait
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        client.drain_node(NodeId(node), is_draining=True)
+        if not wait:
+            render.emit_line(
+                f"{node} is draining; `mcctl wait drained {node}` says when it can be stopped"
+            )
+            return
+        with render.progress("draining") as progress:
+            listed = waiting.until_drained(client, NodeId(node), None, progress)
+    if settings.output == "json":
+        render.emit_json(listed)
+    else:
+        render.emit_line(f"{node} is drained: it is safe to stop it")
+
+
+@app.command()
+def undrain(context: typer.Context, node: Node) -> None:
+    """Use a cache node again that was drained.
+
+    
+    Example: mcctl node undrain cachenode-2
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        client.drain_node(NodeId(node), is_draining=False)
+    render.emit_line(f"{node} takes new blocks again")
+
+
+def drain_text(node: ListedNode) -> str:
+    """What a draining node still holds that nobody else does."""
+    if not node.is_draining:
+        return "-"
+    if node.left_blocks is None:
+        return "counting"
+    if node.left_blocks == 0:
+        return "safe to stop"
+    return f"{node.left_blocks} blocks left"
 
 
 def memory_text(node: ListedNode) -> str:

@@ -114,6 +114,8 @@ class ReplicatedPool:
         self.nodes: dict[str, Daemon] = {}
         for number in range(num_nodes):
             self.add_node(f"n{number}")
+        for node in self.nodes.values():
+            node.find(r"(joined) master")
         self.client = ClusterClient(self.endpoint)
         self.engine = TransferEngine(
             epoch=new_epoch(), unix_dir=directory / "reader", transports=transports
@@ -134,7 +136,6 @@ class ReplicatedPool:
             f"transfer.unix_dir={self._directory / name}",
             *self.node_settings,
         )
-        self.nodes[name].find(r"(joined) master")
 
     def put(self, node: str, tokens: range, *, wanted: int = 0) -> list[BlockHash]:
         """A chain of blocks of these tokens, with bytes of their own."""

@@ -13,7 +13,10 @@ from kit.replicated_pool import TOKENS, ReplicatedPool, wait_until
 from daemons.core.errors import McError, NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockFilter
+from mcctl.exit_codes import BY_FAMILY
+from mcctl.main import main
 
+REJECTED, NOT_FOUND, UNAVAILABLE = (BY_FAMILY[f] for f in ("rejected", "not_found", "unavailable"))
 N0, N1, N2 = (NodeId(f"n{number}") for number in range(3))
 
 
@@ -160,6 +163,8 @@ def test_replicas_can_be_asked_for_by_put_and_later_and_for_one_block(pool: Repl
     pool.wait_for_replicas([one], 3)
     assert pool.client.replicate_blocks(BlockFilter(hash_prefix=one.hex()), 3).num_left == 0
     assert len(pool.where([other])[0]) == 2
+    assert mcctl(pool, "cache", "replicate", one.hex(), "--count", "4", "--wait") == 0
+    assert mcctl(pool, "cache", "replicate", "f" * 32, "--count", "2") == NOT_FOUND
     pool.client.replicate_blocks(BlockFilter(hash_prefix=one.hex()), 0)
     pool.wait_for_replicas([one], 2)
     with pytest.raises(Rejected, match="9 replicas"):
@@ -171,31 +176,44 @@ def test_replicas_can_be_asked_for_by_put_and_later_and_for_one_block(pool: Repl
 def test_blocks_move_where_they_are_told_to(pool: ReplicatedPool) -> None:
     hashes = pool.put("n0", chain(), wanted=1)
     pool.wait_for_replicas(hashes, 1)
-    pool.client.move_blocks(BlockFilter(node=N0, hash_prefix=hashes[0].hex()), N2)
+    words = ["cache", "move", hashes[0].hex(), "--node", "n0", "--to"]
+    assert mcctl(pool, *words, "n2", "--wait") == 0
     wait_until(lambda: pool.where(hashes[:1]) == [{N2}], 5, "moved")
+    assert mcctl(pool, *words, "n0") == REJECTED
     assert pool.where(hashes[1:]) == [{N0}] * (len(hashes) - 1)
     assert pool.read(hashes) == len(hashes)
 
 
-def test_a_drained_node_can_be_killed_without_loss(pool: ReplicatedPool) -> None:
+def mcctl(pool: ReplicatedPool, *words: str) -> int:
+    return main([*words, "--endpoint", pool.endpoint])
+
+
+def test_a_drained_node_can_be_killed_without_loss(
+    pool: ReplicatedPool, capsys: pytest.CaptureFixture[str]
+) -> None:
     alone = pool.put("n1", chain(20), wanted=1)
     hashes = pool.put("n1", chain(20))
     pool.wait_for_replicas(alone, 1)
-    pool.client.drain_node(N1, is_draining=True)
+    assert mcctl(pool, "wait", "drained", "n1") == REJECTED
+    assert mcctl(pool, "node", "drain", "n1", "--wait") == 0
+    assert "n1 is drained: it is safe to stop it" in capsys.readouterr().out
     listed = pool.node("n1")
-    assert listed.is_draining
-    wait_until(lambda: pool.node("n1").left_blocks == 0, 10, "nothing is left on n1")
-    assert (pool.node("n1").left_bytes, pool.node("n0").is_draining) == (0, False)
+    assert (listed.is_draining, listed.left_blocks, listed.left_bytes) == (True, 0, 0)
+    assert mcctl(pool, "node", "list") == 0
+    assert "safe to stop" in capsys.readouterr().out
+    assert mcctl(pool, "wait", "drained", "n1", "--timeout", "5") == 0
     pool.nodes["n1"].kill()
     wait_until(lambda: pool.state("n1") == "dead", 10, "n1 dead")
     assert pool.read(alone) == len(alone)
     assert pool.read(hashes) == len(hashes)
     revive(pool, "n1")
     assert pool.node("n1").is_draining, "a drain outlives the node"
-    pool.client.drain_node(N1, is_draining=False)
+    assert mcctl(pool, "node", "undrain", "n1") == 0
     assert not pool.node("n1").is_draining
-    with pytest.raises(NotFound, match="no cache node nowhere"):
-        pool.client.drain_node(NodeId("nowhere"), is_draining=True)
+    assert mcctl(pool, "node", "drain", "nowhere") == NOT_FOUND
+    assert mcctl(pool, "wait", "ready", "--nodes", "3", "--timeout", "5") == 0
+    assert mcctl(pool, "wait", "ready", "--nodes", "4", "--timeout", "0.3") == UNAVAILABLE
+    assert "3 of 4 nodes have joined" in capsys.readouterr().err
 
 
 def test_a_restarted_master_remembers_drains_and_wishes_and_copies_nothing_it_need_not(

@@ -1,0 +1,102 @@
+"""Waiting for the cluster to get somewhere: replicas made, blocks moved, a node drained, all nodes up.
+
+The master is asked again and again, and says each time what is left. Nothing gets on for too long: it says so.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import NotFound, Rejected, Unavailable
+from daemons.core.ids import NodeId
+from daemons.core.units import format_size
+from daemons.protocol.node import ListedNode, ListNodesReply
+from daemons.protocol.replication import ReplicateReply
+
+POLL_S: Final = 0.2
+STUCK_S: Final = 20.0
+"""Without one more block copied there will be none: the other nodes are full, or cannot reach the one that has them."""
+
+Progress = Callable[[str], object]
+
+
+def until_copied(ask: Callable[[], ReplicateReply], progress: Progress) -> ReplicateReply:
+    """Raises Unavailable when no more copies are made."""
+    reply = ask()
+    best, moved_s = reply.num_left, time.monotonic()
+    while reply.num_left:
+        progress(f"{reply.num_left} of {reply.num_blocks} blocks left")
+        time.sleep(POLL_S)
+        reply = ask()
+        if reply.num_left < best:
+            best, moved_s = reply.num_left, time.monotonic()
+        elif time.monotonic() - moved_s > STUCK_S:
+            raise Unavailable(
+                f"{reply.num_left} blocks are left and none was copied for {STUCK_S:g} s; nodes that are full take "
+                "none (`mcctl node list`), and the logs of the cache nodes say what failed"
+            )
+    return reply
+
+
+def until_drained(
+    client: ClusterClient, node: NodeId, timeout_s: float | None, progress: Progress
+) -> ListedNode:
+    """Until the node can be stopped without losing a block. Raises NotFound, Rejected, Unavailable."""
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    best, moved_s = None, time.monotonic()
+    while True:
+        listed = _find(client.nodes(), node)
+        if not listed.is_draining:
+            raise Rejected(f"node {node} is not draining; `mcctl node drain {node}` begins it")
+        left = listed.left_blocks
+        if left == 0 and listed.state != "dead":
+            return listed
+        now_s = time.monotonic()
+        if left is not None and (best is None or left < best):
+            best, moved_s = left, now_s
+        text = "blocks not counted yet" if left is None else _left_text(listed)
+        progress(text)
+        if deadline_s is not None and now_s >= deadline_s:
+            raise Unavailable(f"node {node} is not drained within {timeout_s:g} s: {text}")
+        if deadline_s is None and now_s - moved_s > STUCK_S:
+            raise Unavailable(
+                f"node {node} is not drained: {text}, and none was copied for {STUCK_S:g} s; the other nodes may have "
+                "no room (`mcctl node list`), or what is left lies on its SSD alone"
+            )
+        time.sleep(POLL_S)
+
+
+def until_ready(
+    ask: Callable[[], ListNodesReply], num_nodes: int, timeout_s: float, progress: Progress
+) -> ListNodesReply:
+    """Until the master answers, at least so many nodes have joined, and all that have are alive."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            reply = ask()
+        except Unavailable as error:
+            text = error.message
+        else:
+            ill = [
+                f"{each.node.node} is {each.state}" for each in reply.nodes if each.state != "alive"
+            ]
+            if not ill and len(reply.nodes) >= num_nodes:
+                return reply
+            text = ", ".join(ill) or f"{len(reply.nodes)} of {num_nodes} nodes have joined"
+        progress(text)
+        if time.monotonic() >= deadline_s:
+            raise Unavailable(f"not ready within {timeout_s:g} s: {text}")
+        time.sleep(POLL_S)
+
+
+def _find(reply: ListNodesReply, node: NodeId) -> ListedNode:
+    for listed in reply.nodes:
+        if listed.node.node == node:
+            return listed
+    names = ", ".join(sorted(listed.node.node for listed in reply.nodes))
+    raise NotFound(f"no node {node}; those in the cluster: {names or 'none'}")
+
+
+def _left_text(listed: ListedNode) -> str:
+    return f"{listed.left_blocks} blocks ({format_size(listed.left_bytes)}) left"
