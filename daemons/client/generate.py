@@ -42,6 +42,7 @@ class GenerationRequest:
     sampling: SamplingParams
     cache: CacheUse = "use"
     tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class Generation:
             tenant=self._request.tenant,
             namespace=self._request.namespace,
             exclude=list(self.progress.exclude),
+            priority=self._request.priority,
         )
         try:
             self._pending = self._cluster.planner.ask(

@@ -1,14 +1,13 @@
-"""Who is turned away, up front: a request that would wait too long everywhere, or that no node can hold."""
+"""Who may serve a request: those that can hold it and whose queue is short enough; nobody: it is turned away."""
 
 import numpy as np
 
 from daemons.conductor.decode_placement import DecodeCandidates, decode_candidates, shortest_wait
+from daemons.conductor.early_rejection import Overload
 from daemons.conductor.instance_table import Floats, InstanceTable, Rows
 from daemons.conductor.view import PlacementRequest
 from daemons.conductor.workload import Workload
 from daemons.core.errors import Rejected
-
-MAX_RETRY_AFTER_S = 30.0
 
 
 def admit_prefill(
@@ -38,16 +37,6 @@ def prefill_queue_s(table: InstanceTable, rows: Rows, now_s: float) -> Floats:
     return queue_s
 
 
-def admit_first_token(predicted_s: float, slo_s: float) -> None:
-    """Early rejection: nothing is computed for a request that is predicted to miss its objective; 0 is none."""
-    if 0 < slo_s < predicted_s:
-        wait_s = min(MAX_RETRY_AFTER_S, max(1.0, predicted_s - slo_s))
-        raise Rejected(
-            f"the first token is predicted after {predicted_s:.1f} s, the objective is {slo_s:g} s; try again later",
-            retry_after_ms=int(wait_s * 1000),
-        )
-
-
 def admit_decode(
     table: InstanceTable,
     workload: Workload,
@@ -73,9 +62,9 @@ def admit_decode(
     return candidates, wait
 
 
-def _too_long(stage: str, shortest_s: float, max_queue_s: float) -> Rejected:
-    wait_s = min(MAX_RETRY_AFTER_S, max(1.0, shortest_s - max_queue_s))
-    return Rejected(
-        f"every {stage} queue is longer than {max_queue_s:g} s (shortest: {shortest_s:.1f} s); try again later",
-        retry_after_ms=int(wait_s * 1000),
+def _too_long(stage: str, shortest_s: float, max_queue_s: float) -> Overload:
+    return Overload(
+        f"every {stage} queue is longer than {max_queue_s:g} s (shortest: {shortest_s:.1f} s)",
+        limit=f"{stage}_queue",
+        retry_after_s=shortest_s - max_queue_s,
     )

@@ -8,8 +8,9 @@ from collections.abc import Container
 from daemons.conductor.instance_table import InstanceDescription, InstanceTable
 from daemons.conductor.latency import CostModel, measured
 from daemons.conductor.membership import MAX_NODES
-from daemons.conductor.placement import Placement, place
+from daemons.conductor.placement import Cluster, Placement, place
 from daemons.conductor.prefill_placement import Tuning
+from daemons.conductor.tenant_share import TenantShares
 from daemons.conductor.view import PlacementRequest
 from daemons.conductor.workload import Work, Workload
 from daemons.core.ids import NodeId, RequestId
@@ -25,6 +26,8 @@ class Conductor:
         """Also the serial number of the last plan."""
         self._table = InstanceTable()
         self._workload = Workload(self._table)
+        self._tenants = TenantShares()
+        self._cluster = Cluster(self._table, self._workload, self._tenants)
 
     @property
     def num_running(self) -> int:
@@ -69,13 +72,14 @@ class Conductor:
     def hear(self, node: NodeId, load: InstanceLoad, *, now_s: float) -> None:
         """What it measured of itself, and what it has to do."""
         self._table.set_cost(node, measured(load))
+        self._table.set_draining(node, load.is_draining)
         self._workload.hear(node, load, now_s=now_s)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def place(self, request: PlacementRequest, *, now_s: float) -> Placement:
         """Raises NotFound (no such model), Unavailable (nobody alive), Rejected (admission). Changes nothing."""
-        return place(self._table, self._workload, request, self.tuning, now_s=now_s)
+        return place(self._cluster, request, self.tuning, now_s=now_s)
 
     def account(self, placement: Placement, request: PlacementRequest, *, now_s: float) -> int:
         """It will be done: from now on its instances have that much more to do. The plan's serial number."""
@@ -94,13 +98,19 @@ class Conductor:
                 decode_s=placement.step_s * request.max_tokens,
                 started_s=now_s,
                 context_tokens=request.context_tokens,
+                step_s=placement.step_s,
             )
+        )
+        cost = placement.decode.cost
+        added_s = cost.sequence_s + cost.context_token_s * request.context_tokens
+        self._tenants.add(
+            request.tenant, placement.prefill_work_s + added_s * request.max_tokens, now_s=now_s
         )
         return self.num_plans
 
-    def finish(self, request_id: RequestId, *, now_s: float) -> None:
-        """It has ended, however. Fine for one that is not known."""
-        self._workload.remove(request_id, now_s=now_s)
+    def finish(self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0) -> None:
+        """It has ended, however. Fine for one that is not known. `tbt_s`: time between its tokens; 0: not known."""
+        self._workload.finish(request_id, now_s=now_s, tbt_s=tbt_s)
 
     def expire(self, *, now_s: float) -> list[Work]:
         """Forget what never ended."""

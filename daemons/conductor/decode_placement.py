@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daemons.conductor.instance_table import Floats, InstanceTable, Rows
+from daemons.conductor.instance_table import Floats, InstanceTable, Ints, Rows
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.conductor.workload import Workload
 
@@ -25,11 +25,14 @@ class DecodeCandidates:
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """`chosen` is a position among `rows`; `step_s` of each: predicted time between tokens after insertion."""
+    """`chosen` is a position among `rows`; `step_s` of each: predicted time between tokens after insertion beside
+    `num_others`.
+    """
 
     chosen: int
     rows: Rows
     step_s: Floats
+    num_others: Ints
     queue_s: float
     """Until the chosen one has room."""
 
@@ -82,26 +85,41 @@ def choose_decode(
 ) -> DecodeChoice:
     """`wait`: of `shortest_wait`, where nobody is roomy. `at_s`: when its KV will be there."""
     rows = candidates.rows
-    step_s = predicted_step_s(table, rows, request, at_s=at_s)
+    step_s, num_others = predicted_step_s(table, rows, request, at_s=at_s)
     if wait is not None:
-        return DecodeChoice(wait[0], rows, step_s, wait[1])
+        return DecodeChoice(wait[0], rows, step_s, num_others, wait[1])
     roomy = candidates.roomy
     steps = step_s[roomy]
     equal = roomy[steps <= steps.min() * (1 + TIE_FRACTION)]
     chosen = int(equal[np.argmin(table.last_chosen[rows[equal]])])
-    return DecodeChoice(chosen, rows, step_s, 0.0)
+    return DecodeChoice(chosen, rows, step_s, num_others, 0.0)
 
 
 def predicted_step_s(
     table: InstanceTable, rows: Rows, request: PlacementRequest, *, at_s: float
-) -> Floats:
-    """Of each, with this request beside those that are still there at that time."""
-    ends_s = table.ends_s[rows]
-    has_ended = ends_s <= at_s
+) -> tuple[Floats, Ints]:
+    """Of each, with this request beside those that are still there at that time; and how many those are."""
+    has_ended = table.ends_s[rows] <= at_s
     context = np.where(has_ended, 0, table.context_tokens[rows]).sum(axis=1)
     present = np.maximum(table.num_promised[rows], table.num_reported[rows])
-    others = np.maximum(0, present - has_ended.sum(axis=1))
-    return table.costs(rows).decode_step_s(others, context + request.context_tokens)
+    num_others: Ints = np.maximum(0, present - has_ended.sum(axis=1))
+    return table.costs(rows).decode_step_s(num_others, context + request.context_tokens), num_others
+
+
+def pool_load(
+    table: InstanceTable, rows: Rows, tbt_slo_s: float, *, at_s: float, decode_s: float | None
+) -> float:
+    """Mean of these instances' time between tokens at that time, as a share of the objective; of an empty one 0.
+
+    Only those count whose prefill is over by then. `decode_s`: how long each is taken to decode; None: as predicted.
+    """
+    begins_s = table.begins_s[rows]
+    ends_s = table.ends_s[rows] if decode_s is None else begins_s + decode_s
+    is_there = (begins_s <= at_s) & (at_s < ends_s)
+    count = is_there.sum(axis=1)
+    context = np.where(is_there, table.context_tokens[rows], 0).sum(axis=1)
+    step_s = table.costs(rows).decode_step_s(np.maximum(0, count - 1), context)
+    return float(np.where(count > 0, step_s, 0.0).mean() / tbt_slo_s)
 
 
 def decode_option(

@@ -75,8 +75,8 @@ class CostColumns:
 class InstanceTable:
     """At most as many rows as instances were ever there at once. Columns are public: Workload writes what it promised.
 
-    `ends_s` and `context_tokens` have a slot for each request that a decode instance has, up to MAX_SLOTS; an unused
-    one never ends and holds nothing.
+    `begins_s`, `ends_s` and `context_tokens` have a slot for each request that a decode instance has, up to MAX_SLOTS;
+    an unused one never begins nor ends and holds nothing.
     """
 
     def __init__(self) -> None:
@@ -90,10 +90,12 @@ class InstanceTable:
         self.reserved_tokens = np.zeros(_FIRST_ROWS, np.int64)
         self.last_chosen = np.zeros(_FIRST_ROWS, np.int64)
         self.is_reuse_safe = np.zeros(_FIRST_ROWS, np.bool_)
+        self.begins_s = np.full((_FIRST_ROWS, _FIRST_SLOTS), np.inf)
         self.ends_s = np.full((_FIRST_ROWS, _FIRST_SLOTS), np.inf)
         self.context_tokens = np.zeros((_FIRST_ROWS, _FIRST_SLOTS), np.int64)
         self._described: list[InstanceDescription | None] = [None] * _FIRST_ROWS
         self._states: list[NodeState] = ["alive"] * _FIRST_ROWS
+        self._draining: set[int] = set()
         self._costs = [CostModel()] * _FIRST_ROWS
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
         self._rows_by_host: dict[HostId, set[int]] = {}
@@ -128,6 +130,7 @@ class InstanceTable:
             return
         self._forget_host(row)
         self._described[row] = None
+        self._draining.discard(row)
         for column in (self.busy_until_s, self.reported_queue_s):
             column[row] = 0.0
         for counts in (
@@ -137,6 +140,7 @@ class InstanceTable:
             self.last_chosen,
         ):
             counts[row] = 0
+        self.begins_s[row] = np.inf
         self.ends_s[row] = np.inf
         self.context_tokens[row] = 0
         self._free.append(row)
@@ -146,6 +150,13 @@ class InstanceTable:
         row = self.row_by_node.get(node)
         if row is not None and self._states[row] != state:
             self._states[row] = state
+            self._groups = None
+
+    def set_draining(self, node: NodeId, is_draining: bool) -> None:
+        """It finishes what it has and takes nothing new: `rows` leaves it out."""
+        row = self.row_by_node.get(node)
+        if row is not None and is_draining != (row in self._draining):
+            self._draining ^= {row}
             self._groups = None
 
     def set_cost(self, node: NodeId, cost: CostModel) -> None:
@@ -217,6 +228,7 @@ class InstanceTable:
         missing = slot + 1 - self.ends_s.shape[1]
         if missing > 0:
             more = ((0, 0), (0, max(missing, self.ends_s.shape[1])))
+            self.begins_s = np.pad(self.begins_s, more, constant_values=np.inf)
             self.ends_s = np.pad(self.ends_s, more, constant_values=np.inf)
             self.context_tokens = np.pad(self.context_tokens, more)
         return True
@@ -230,8 +242,9 @@ class InstanceTable:
         namespaces: dict[str, set[bytes]] = {}
         for _, row in sorted(self.row_by_node.items()):
             described, state = self.described(row), self._states[row]
-            key = (described.model, described.namespace, described.role, state)
-            found.setdefault(key, []).append(row)
+            if row not in self._draining:
+                key = (described.model, described.namespace, described.role, state)
+                found.setdefault(key, []).append(row)
             known = namespaces.setdefault(described.model, set())
             if state != "dead":
                 known.add(described.namespace)
@@ -272,6 +285,7 @@ class InstanceTable:
             setattr(self, name, np.pad(getattr(self, name), (0, old)))
         self.terms = np.pad(self.terms, ((0, 0), (0, old)))
         more = ((0, old), (0, 0))
+        self.begins_s = np.pad(self.begins_s, more, constant_values=np.inf)
         self.ends_s = np.pad(self.ends_s, more, constant_values=np.inf)
         self.context_tokens = np.pad(self.context_tokens, more)
         self._described += [None] * old

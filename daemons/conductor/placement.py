@@ -5,8 +5,14 @@ from typing import Final
 
 import numpy as np
 
-from daemons.conductor.admission import admit_decode, admit_first_token, admit_prefill
-from daemons.conductor.decode_placement import DecodeChoice, choose_decode, decode_option
+from daemons.conductor.admission import admit_decode, admit_prefill
+from daemons.conductor.decode_placement import (
+    DecodeChoice,
+    choose_decode,
+    decode_option,
+    pool_load,
+)
+from daemons.conductor.early_rejection import MODES, Prospect
 from daemons.conductor.instance_table import Floats, InstanceTable, Rows
 from daemons.conductor.prefill_placement import (
     POLICIES,
@@ -15,6 +21,7 @@ from daemons.conductor.prefill_placement import (
     Tuning,
     candidates_of,
 )
+from daemons.conductor.tenant_share import TenantShares
 from daemons.conductor.view import InstanceRole, InstanceView, Option, PlacementRequest
 from daemons.conductor.workload import Workload
 from daemons.core.errors import NotFound, Rejected, Unavailable
@@ -44,18 +51,23 @@ class Placement:
     decode_options: tuple[Option, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a decision looks at."""
+
+    table: InstanceTable
+    workload: Workload
+    tenants: TenantShares
+
+
 def place(
-    table: InstanceTable,
-    workload: Workload,
-    request: PlacementRequest,
-    tuning: Tuning,
-    *,
-    now_s: float,
+    cluster: Cluster, request: PlacementRequest, tuning: Tuning, *, now_s: float
 ) -> Placement:
     """Raises NotFound (no such model), Unavailable (nobody alive), Rejected (admission). Changes nothing.
 
     Where several namespaces serve the model, the best plan of any of them; suspect nodes only when nothing else.
     """
+    table = cluster.table
     if request.model not in table.models():
         raise _unknown_model(table, request.model)
     pairs = _pairs(table, request)
@@ -64,7 +76,7 @@ def place(
     placements, refusal = [], None
     for prefills, decodes in pairs:
         try:
-            decision = _Decision(table, workload, request, tuning, now_s)
+            decision = _Decision(cluster, request, tuning, now_s)
             placements.append(decision.make(prefills, decodes))
         except Rejected as error:
             refusal = error
@@ -78,18 +90,26 @@ def place(
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    table: InstanceTable
-    workload: Workload
+    cluster: Cluster
     request: PlacementRequest
     tuning: Tuning
     now_s: float
+
+    @property
+    def table(self) -> InstanceTable:
+        return self.cluster.table
 
     def make(self, prefills: Rows, decodes: Rows) -> Placement:
         """Among the instances of one namespace."""
         table, request, tuning = self.table, self.request, self.tuning
         prefills, queue_s = admit_prefill(table, prefills, request, tuning.max_queue_s, self.now_s)
         admitted, wait = admit_decode(
-            table, self.workload, decodes, request, max_queue_s=tuning.max_queue_s, now_s=self.now_s
+            table,
+            self.cluster.workload,
+            decodes,
+            request,
+            max_queue_s=tuning.max_queue_s,
+            now_s=self.now_s,
         )
         candidates, choice = self._choose_prefill(prefills, queue_s, request)
         at_s = self.now_s + _option(table, candidates, choice, choice.chosen).total_s
@@ -99,7 +119,7 @@ class _Decision:
                 prefills, queue_s, replace(request, matched_tokens=0)
             )
         chosen = _option(table, candidates, choice, choice.chosen)
-        admit_first_token(chosen.total_s, tuning.ttft_slo_s)
+        self._admit(chosen.total_s, float(queue_s.min()), decode)
         return Placement(
             prefill=table.view(int(candidates.rows[choice.chosen]), chosen.queue_s),
             decode=table.view(int(decode.rows[decode.chosen]), decode.queue_s),
@@ -115,6 +135,29 @@ class _Decision:
             decode_options=self._decode_options(decode),
         )
 
+    def _admit(self, ttft_s: float, shortest_queue_s: float, decode: DecodeChoice) -> None:
+        """Raises Overload where the mode of admission refuses it."""
+        tuning, workload, now_s = self.tuning, self.cluster.workload, self.now_s
+
+        def load(at_s: float, decode_s: float | None) -> float:
+            return pool_load(
+                self.table, decode.rows, tuning.objectives.tbt_s, at_s=at_s, decode_s=decode_s
+            )
+
+        prospect = Prospect(
+            ttft_s=ttft_s,
+            shortest_queue_s=shortest_queue_s,
+            tbt_s=float(decode.step_s[decode.chosen]) * workload.tbt_ratio,
+            num_others=int(decode.num_others[decode.chosen]),
+            decode_load_now=lambda: load(now_s, None),
+            decode_load_then=lambda: load(now_s + ttft_s, workload.mean_decode_s or None),
+            mean_decode_s=workload.mean_decode_s,
+            tenant_share=lambda: self.cluster.tenants.of(self.request.tenant),
+            relative_size=self.request.needed_tokens
+            / (workload.mean_tokens or self.request.needed_tokens),
+        )
+        MODES[tuning.admission](prospect, self.request, tuning.objectives, tuning.seed)
+
     def _choose_prefill(
         self, rows: Rows, queue_s: Floats, request: PlacementRequest
     ) -> tuple[PrefillCandidates, PrefillChoice]:
@@ -126,7 +169,7 @@ class _Decision:
         options = []
         for position in _best(choice.step_s, choice.chosen):
             described = table.described(choice.rows[position])
-            queue_s = self.workload.decode_wait_s(
+            queue_s = self.cluster.workload.decode_wait_s(
                 described.node,
                 described.capacity_tokens,
                 self.request.needed_tokens,

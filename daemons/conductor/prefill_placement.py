@@ -5,12 +5,13 @@ serve. Among near-equal ones the least recently chosen wins, then the first by n
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daemons.conductor.early_rejection import Objectives
 from daemons.conductor.instance_table import CostColumns, Floats, InstanceTable, Ints, Rows
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.ids import NodeId
@@ -30,8 +31,8 @@ class Tuning:
     seed: int = 0
     balancing_threshold: float = 1.5
     max_queue_s: float = 60.0
-    ttft_slo_s: float = 0.0
-    """Whoever is predicted to wait longer for the first token is rejected; 0: nobody."""
+    admission: str = "objectives"
+    objectives: Objectives = field(default_factory=Objectives)
     may_pull: bool = True
     """Whether a prefill may reuse what only other hosts hold."""
 

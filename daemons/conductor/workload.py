@@ -20,6 +20,11 @@ MAX_REQUEST_S = 3600.0
 """A request whose end was never reported is forgotten after this."""
 MAX_REQUESTS = 65_536
 MAX_QUEUED_TOKENS = 1 << 31
+_MEAN_DECAY = 0.98
+_RATIO_DECAY = 0.9
+"""Quick: while load grows, every request is slower than predicted."""
+_MOST_OFF = 4.0
+"""A prediction that is wrong by more says nothing about the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Work:
     started_s: float
     context_tokens: int = 0
     """KV that its decode steps read, on average."""
+    step_s: float = 0.0
+    """Predicted time between its tokens."""
 
 
 @dataclass(slots=True)
@@ -57,6 +64,14 @@ class Workload:
         self._table = table
         self._work: dict[RequestId, Work] = {}
         self._loads: dict[NodeId, _Load] = {}
+        self.mean_decode_s = 0.0
+        """How long the latest requests were with their decode instance; 0 until one has ended."""
+        self.tbt_ratio = 1.0
+        """Of the time between tokens that the latest requests had to what was predicted: those who came after them, and
+        the hand-over of their KV, are not in the prediction.
+        """
+        self.mean_tokens = 0.0
+        """KV that the latest requests may come to hold; 0 before the first."""
 
     def __len__(self) -> int:
         return len(self._work)
@@ -66,6 +81,7 @@ class Workload:
         if len(self._work) >= MAX_REQUESTS:
             self.remove(next(iter(self._work)), now_s=work.started_s)
         self._work[work.request_id] = work
+        self.mean_tokens = _mean(self.mean_tokens, work.num_tokens)
         prefill = self._loads.setdefault(work.prefill, _Load())
         prefill.busy_until_s = max(prefill.busy_until_s, work.started_s) + work.prefill_s
         prefill.last_planned_s = work.started_s
@@ -75,9 +91,21 @@ class Workload:
         decode.last_planned_s = work.started_s
         end_s = prefill.busy_until_s + work.decode_s
         decode.requests[work.request_id] = end_s
-        self._take_slot(work, decode, end_s)
+        self._take_slot(work, decode, prefill.busy_until_s, end_s)
         self._write(work.prefill, prefill)
         self._write(work.decode, decode)
+
+    def finish(self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0) -> None:
+        """It has ended. `tbt_s`: the time between its tokens, where that is known."""
+        work = self._work.get(request_id)
+        decode = self._loads.get(work.decode) if work is not None else None
+        if work is not None and decode is not None and request_id in decode.requests:
+            began_s = decode.requests[request_id] - work.decode_s
+            self.mean_decode_s = _mean(self.mean_decode_s, max(0.0, now_s - began_s))
+        if work is not None and work.step_s > 0 and tbt_s > 0:
+            ratio = min(_MOST_OFF, max(1 / _MOST_OFF, tbt_s / work.step_s))
+            self.tbt_ratio = _mean(self.tbt_ratio, ratio, _RATIO_DECAY)
+        self.remove(request_id, now_s=now_s)
 
     def remove(self, request_id: RequestId, *, now_s: float) -> Work | None:
         """It has ended: what it did not use of its prefill comes off the queue."""
@@ -152,13 +180,14 @@ class Workload:
                 return max(0.0, until_s - now_s)
         return 0.0
 
-    def _take_slot(self, work: Work, decode: _Load, end_s: float) -> None:
+    def _take_slot(self, work: Work, decode: _Load, begin_s: float, end_s: float) -> None:
         row = self._table.row_by_node.get(work.decode)
         if row is None:
             return
         slot = decode.free_slots.pop() if decode.free_slots else len(decode.slots)
         if self._table.need_slot(slot):
             decode.slots[work.request_id] = slot
+            self._table.begins_s[row, slot] = begin_s
             self._table.ends_s[row, slot] = end_s
             self._table.context_tokens[row, slot] = work.context_tokens
 
@@ -167,6 +196,7 @@ class Workload:
         slot = decode.slots.pop(work.request_id, None)
         if slot is not None and row is not None:
             decode.free_slots.append(slot)
+            self._table.begins_s[row, slot] = np.inf
             self._table.ends_s[row, slot] = np.inf
             self._table.context_tokens[row, slot] = 0
 
@@ -182,3 +212,7 @@ def _reported_s(load: InstanceLoad, cost: CostModel) -> float:
     if load.queued_tokens <= 0:
         return 0.0
     return cost.prefill_s(min(load.queued_tokens, MAX_QUEUED_TOKENS), 0)
+
+
+def _mean(before: float, value: float, decay: float = _MEAN_DECAY) -> float:
+    return decay * before + (1 - decay) * value if before else value

@@ -23,6 +23,8 @@ Policy = Literal[
 
 Eviction = Literal["lru", "lfu", "depth"]
 
+Admission = Literal["none", "current-load", "predicted-load", "objectives"]
+
 
 class NodeSection(Section, frozen=True, kw_only=True):
     """Who this master is and where it listens."""
@@ -102,11 +104,18 @@ class ConductorSection(Section, frozen=True, kw_only=True):
     """Whether a prefill may reuse KV that only other hosts hold."""
     max_queue_s: Seconds = 60.0
     """A request whose predicted queue is longer everywhere is rejected with 429."""
+    admission: Admission = "objectives"
+    """Which requests that are predicted to miss an objective are rejected with 429 before anything is computed."""
     ttft_slo_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """A request whose first token is predicted to take longer is rejected with 429; 0: none is.
+    """The objective for the time to the first token; 0: none.
 
-    Set it above what a prompt takes that is not cached: refused, it never will be.
+    Never refused for it is a request that finds an idle prefill instance, however long its prompt.
     """
+    tbt_slo_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """The objective for the time between tokens; 0: none."""
+    shed_from: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    """Share of an objective that requests of priority 0 may use up: the rest is kept for higher priorities and for
+    tenants that had less. Near the TBT objective ever more are shed, large ones first."""
     request_log: Count = 1000
     """Plans kept for `mcctl request list`."""
 

@@ -139,6 +139,7 @@ class Requests:
             queued_tokens=sum(request.num_prompt_tokens for request in self._waiting),
             free_tokens=self._instance.arena.free_tokens,
             decode_step_s=self._step_s,
+            is_draining=self.is_draining,
         )
 
     def refresh_metrics(self) -> None:

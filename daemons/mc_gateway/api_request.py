@@ -25,6 +25,7 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 1024
 MAX_PROMPTS: Final = 64
 MAX_PROMPT_IDS: Final = 2**18
+MAX_PRIORITY: Final = 10
 
 SEED_LIMIT: Final = 2**63
 
@@ -57,6 +58,7 @@ class Options:
     is_stream: bool
     include_usage: bool
     cache: CacheUse
+    priority: int
 
 
 def chat_options(body: ChatBody) -> Options:
@@ -138,6 +140,12 @@ def _options(body: ChatBody | CompletionBody, max_tokens: int | None, name: str)
         "seed",
         "seed must fit in 64 bits",
     )
+    priority = body.priority or 0
+    _require(
+        abs(priority) <= MAX_PRIORITY,
+        "priority",
+        f"priority is {priority}; it must be {-MAX_PRIORITY} to {MAX_PRIORITY}",
+    )
     return Options(
         model=body.model,
         max_tokens=max_tokens,
@@ -151,6 +159,7 @@ def _options(body: ChatBody | CompletionBody, max_tokens: int | None, name: str)
         is_stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         cache=body.kv_cache or "use",
+        priority=priority,
     )
 
 

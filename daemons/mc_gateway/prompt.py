@@ -159,4 +159,5 @@ def generation_request(
         ),
         cache="use" if may_reuse else "bypass",
         tenant=model.tenant,
+        priority=options.priority,
     )

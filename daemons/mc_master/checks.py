@@ -10,6 +10,7 @@ MAX_NODE_BYTES = 1 << 50
 """1 PiB lent by one node; sums over all nodes still fit the wire's 64 bits."""
 MAX_TOKENS = 1 << 31
 MAX_SEQUENCE = 1 << 62
+MAX_PRIORITY = 10
 
 
 def check_join(message: Join) -> None:
@@ -50,6 +51,8 @@ def check_schedule(message: Schedule) -> None:
         raise ProtocolError(
             f"num_prompt_tokens {message.num_prompt_tokens} or max_tokens {message.max_tokens} is out of range"
         )
+    if abs(message.priority) > MAX_PRIORITY:
+        raise ProtocolError(f"priority {message.priority} is not within -10 to 10")
 
 
 def _check_model(model: ModelDescription) -> None:

@@ -56,6 +56,12 @@ class MasterMetrics:
         self.rejections = Counter(
             "mc_master_rejections", "Requests that got no plan", ["why"], registry=self.registry
         )
+        self.overload = Counter(
+            "mc_master_overload_rejections",
+            "Requests refused for load: by the queue or the objective that they would have missed, or shed before it",
+            ["limit"],
+            registry=self.registry,
+        )
         self.malformed = self._gauge(
             "mc_master_malformed_messages", "Messages that were no request"
         )

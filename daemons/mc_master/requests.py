@@ -3,6 +3,7 @@
 import logging
 from typing import assert_never
 
+from daemons.conductor.early_rejection import Overload
 from daemons.conductor.membership import Member
 from daemons.conductor.placement import Placement
 from daemons.conductor.put_placement import PutNode, choose_put_target
@@ -74,6 +75,8 @@ class RequestHandlers:
             placement = state.conductor.place(request, now_s=began_s)
         except McError as error:
             state.metrics.rejections.labels(family_of(error)).inc()
+            if isinstance(error, Overload):
+                state.metrics.overload.labels(error.limit).inc()
             raise self._explained(error) from None
         block_tokens = self._block_tokens(placement)
         rows = rows[: placement.matched_tokens // block_tokens]
@@ -107,6 +110,8 @@ class RequestHandlers:
             local_tokens={host: count * block_tokens for host, count in local.items()},
             exclude=frozenset(message.exclude),
             namespace=message.namespace,
+            tenant=message.tenant,
+            priority=message.priority,
         )
 
     def _plan(
@@ -170,7 +175,9 @@ class RequestHandlers:
 
     def _done(self, message: RequestDone) -> None:
         state = self._state
-        state.conductor.finish(message.request_id, now_s=state.now_s())
+        state.conductor.finish(
+            message.request_id, now_s=state.now_s(), tbt_s=_time_between_tokens(message)
+        )
         request = state.requests.finish(message)
         if request is not None and request.actual_ttft_s is not None:
             error_s = abs(request.actual_ttft_s - request.predicted_ttft_s)
@@ -212,6 +219,13 @@ class RequestHandlers:
         model = self._member(placement.prefill.node).node.model
         assert model is not None, "an instance has a model"
         return model.block_tokens
+
+
+def _time_between_tokens(message: RequestDone) -> float:
+    """Mean over the answer; 0 where it has too few tokens to tell."""
+    if message.timing is None or not message.ok or message.num_generated_tokens < 2:
+        return 0.0
+    return message.timing.decode_s / (message.num_generated_tokens - 1)
 
 
 def _candidate(option: Option) -> Candidate:

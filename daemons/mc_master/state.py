@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemons.conductor.conductor import Conductor
+from daemons.conductor.early_rejection import Objectives
 from daemons.conductor.membership import Member, Membership
 from daemons.conductor.prefill_placement import Tuning
 from daemons.conductor.request_log import RequestLog
@@ -64,5 +65,6 @@ def tuning_of(config: MasterConfig) -> Tuning:
         balancing_threshold=section.balancing_threshold,
         may_pull=section.may_pull,
         max_queue_s=section.max_queue_s,
-        ttft_slo_s=section.ttft_slo_s,
+        admission=section.admission,
+        objectives=Objectives(section.ttft_slo_s, section.tbt_slo_s, section.shed_from),
     )

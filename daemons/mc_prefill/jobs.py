@@ -119,6 +119,7 @@ class Jobs:
             prefill_token_s=token_s,
             prefill_token_context_s=token_context_s,
             load_token_s=min(self._load_rates, default=0.0),
+            is_draining=self.is_draining,
         )
 
     def layers_ready(self, job: Job, ready: LayersReady) -> None:

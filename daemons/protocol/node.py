@@ -106,6 +106,8 @@ class InstanceLoad(Record, frozen=True, kw_only=True):
     decode_step_s: float = 0.0
     load_token_s: float = 0.0
     """Seconds to load one token's KV from the pool."""
+    is_draining: bool = False
+    """It ends what it has, and refuses anything new."""
 
 
 class Join(Message, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ class Schedule(Message, frozen=True, kw_only=True):
     exclude: list[NodeId] = msgspec.field(default_factory=list)
     namespace: bytes = b""
     """What the hashes are chained from; only instances of this namespace may serve. Empty: any of the model."""
+    priority: int = 0
+    """Under load those of a lower one are refused first; -10 to 10."""
 
 
 class InstanceAddress(Record, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from functools import partial
 from math import inf
 
 from daemons.conductor.conductor import Conductor
+from daemons.conductor.early_rejection import MODES, Objectives
 from daemons.conductor.instance_table import InstanceDescription
 from daemons.conductor.prefill_placement import POLICIES, Tuning
 from daemons.conductor.view import PlacementRequest
@@ -28,6 +29,7 @@ from daemons.simulation.prefill_instance import PrefillInstance, Prompt
 from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest
 
 POLICY_NAMES = tuple(POLICIES)
+ADMISSION_NAMES = tuple(MODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,11 @@ class DisaggregatedPlan:
     balancing_threshold: float = 1.5
     max_queue_s: float = inf
     """Whoever would wait longer is turned away."""
+    admission: str = "objectives"
     ttft_slo_s: float = 0.0
-    """Whoever is predicted to wait longer for the first token is turned away; 0: nobody."""
+    """Whoever is predicted to miss an objective is turned away; 0: nobody for this one."""
+    tbt_slo_s: float = 0.0
+    shed_from: float = 0.85
     seed: int = 0
     node_tokens: int = 0
     eviction: str = "lru"
@@ -64,7 +69,8 @@ class DisaggregatedCluster:
             balancing_threshold=plan.balancing_threshold,
             max_queue_s=plan.max_queue_s,
             may_pull=plan.may_pull,
-            ttft_slo_s=plan.ttft_slo_s,
+            admission=plan.admission,
+            objectives=Objectives(plan.ttft_slo_s, plan.tbt_slo_s, plan.shed_from),
         )
         self._profile = profile
         self._events = EventQueue()
@@ -180,7 +186,9 @@ class DisaggregatedCluster:
             self._finished(outcome)
 
     def _finished(self, outcome: RequestOutcome) -> None:
-        self.conductor.finish(RequestId(str(outcome.number)), now_s=self._events.now_s)
+        self.conductor.finish(
+            RequestId(str(outcome.number)), now_s=self._events.now_s, tbt_s=outcome.tbt_s
+        )
 
     def _store(self, node: NodeId, blocks: Sequence[int], first: int) -> None:
         self.pool.store(node, blocks, first, now_s=self._events.now_s)

@@ -120,6 +120,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """101 values: of 0 to 100 per cent of the finished requests."""
     tbt_percentiles_s: list[float]
     eviction: str = ""
+    admission: str = ""
     """Of the pool; empty where there is none."""
     tiers: list[TierUse] = msgspec.field(default_factory=list)
     """The fastest first; those that the plan has."""

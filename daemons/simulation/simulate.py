@@ -77,6 +77,7 @@ def summarize(
         tbt_percentiles_s=percentiles([outcome.tbt_s for outcome in done if outcome.gaps]),
         hits=hits_over_time(outcomes),
         eviction="" if isinstance(plan, CoupledPlan) else plan.eviction,
+        admission="" if isinstance(plan, CoupledPlan) else plan.admission,
     )
 
 

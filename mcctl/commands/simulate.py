@@ -10,7 +10,7 @@ from daemons.core.errors import McError, NotFound
 from daemons.simulation import reproduce as figures
 from daemons.simulation.capacity import CapacityPoint, hit_curve, num_distinct_tokens
 from daemons.simulation.coupled import CoupledPlan
-from daemons.simulation.disaggregated import POLICY_NAMES, DisaggregatedPlan
+from daemons.simulation.disaggregated import ADMISSION_NAMES, POLICY_NAMES, DisaggregatedPlan
 from daemons.simulation.hardware import DEFAULT, HardwareProfile, find_profile
 from daemons.simulation.outcome import Objectives, SimulationResult
 from daemons.simulation.pool import EVICTION_NAMES
@@ -105,12 +105,13 @@ def run(
     max_queue: Annotated[
         float, typer.Option(min=0, help="Reject whoever would queue longer; 0 rejects nobody.")
     ] = 0.0,
-    early_rejection: Annotated[
-        bool,
+    admission: Annotated[
+        list[str] | None,
         typer.Option(
-            "--early-rejection", help="Reject whoever is predicted to miss the TTFT objective."
+            help=f"{', '.join(ADMISSION_NAMES)}, or all; may be repeated; none otherwise.",
+            autocompletion=lambda: [*ADMISSION_NAMES, "all"],
         ),
-    ] = False,
+    ] = None,
     ttft_slo: TtftSlo = 30.0,
     tbt_slo: TbtSlo = 0.1,
     seed: Seed = 0,
@@ -133,7 +134,9 @@ def run(
             decode,
             name,
             max_queue_s=max_queue or float("inf"),
-            ttft_slo_s=ttft_slo if early_rejection else 0.0,
+            admission=mode,
+            ttft_slo_s=ttft_slo,
+            tbt_slo_s=tbt_slo,
             seed=seed,
             node_tokens=dram_tokens,
             eviction=which,
@@ -142,6 +145,7 @@ def run(
         )
         for name in _chosen(policy, POLICY_NAMES, "time")
         for which in _chosen(eviction, EVICTION_NAMES, "lru")
+        for mode in _chosen(admission, ADMISSION_NAMES, "none")
     ]
     if coupled:
         plans += [

@@ -478,6 +478,12 @@ def test_bypass_sends_no_hashes(bench: Bench) -> None:
     )
 
 
+def test_priority_reaches_the_master(bench: Bench) -> None:
+    bench.post(chat(priority=-2))
+    bench.post(chat())
+    assert [message.priority for message in bench.master.scheduled] == [-2, 0]
+
+
 def test_sampling_reaches_the_node_and_seed_is_always_fixed(bench: Bench) -> None:
     bench.post(chat(temperature=0.5, top_p=0.9, top_k=7, seed=-3, max_tokens=9, ignore_eos=True))
     bench.post(chat())
@@ -663,6 +669,7 @@ def test_joins_the_master_as_gateway(bench: Bench) -> None:
         ("chat/completions", {"max_tokens": 5000}, 400, "messages"),
         ("chat/completions", {"max_tokens": "x"}, 400, "max_tokens"),
         ("chat/completions", {"n": 2}, 400, "n"),
+        ("chat/completions", {"priority": 11}, 400, "priority"),
         ("chat/completions", {"logprobs": True}, 400, "logprobs"),
         ("chat/completions", {"tools": [{"type": "function"}]}, 400, "tools"),
         ("chat/completions", {"stop": ["a"] * 5}, 400, "stop"),

@@ -17,6 +17,7 @@ import pytest
 
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId, RequestId
+from daemons.protocol.base import Ok
 from daemons.protocol.block import (
     BadReplica,
     BlockFilter,
@@ -136,6 +137,10 @@ state_dir = "{self.directory / "state"}"
         self.process.send_signal(number)
         return self.process.wait(10)
 
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as page:
+            return str(page.read().decode())
+
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
 
@@ -246,11 +251,12 @@ class ScriptedNode:
         self.notices: list[Notice] = []
         self.replies: list[Reply | McError] = []
         self.obeys = True
+        self.load = InstanceLoad()
         self.link = MasterLink(
             loop,
             master.endpoint,
             lambda: self.description,
-            load=lambda: InstanceLoad() if description.model else None,
+            load=lambda: self.load if description.model else None,
             on_joined=self.on_joined,
             on_notice=self.on_notice,
         )
@@ -429,6 +435,49 @@ def test_refusals_say_what_to_do(client: SyncClient, loop: Loop, nodes: Make) ->
     time.sleep(2)
     with pytest.raises(NotFound, match="known: tiny"):
         ask(client, loop, schedule(chain(1), model="huge"), Plan)
+
+
+def test_who_would_miss_the_objective_is_refused_and_costs_nothing(
+    nodes: Make, master: MasterProcess, client: SyncClient, loop: Loop
+) -> None:
+    """With an objective of half a second, and prompts that take 0.4 s each: one runs, and the next would be late."""
+    cache, prefill, _ = trio(nodes)
+    master.extra = "[conductor]\nttft_slo_s = 0.5\n"
+    master.write_config()
+    master.send(signal.SIGHUP)
+    hashes = chain(60)
+    cache.seal(hashes)
+    wait_blocks(client, loop, 60)
+    long = schedule(chain(400, seed=7), request_id="long")
+    assert ask(client, loop, long, Plan).predicted_ttft_s > 2 * 0.5  # type: ignore[union-attr]
+    for number in range(3):
+        with pytest.raises(Rejected, match=r"objective is 0\.5 s") as late:
+            ask(client, loop, schedule(hashes, request_id=f"late{number}"), Plan)
+        assert (late.value.retry_after_ms or 0) >= 1000
+    stat = ask(client, loop, CacheStat(), CacheStatReply)
+    assert isinstance(stat, CacheStatReply)
+    assert (stat.num_leased, stat.num_lookup_blocks) == (0, 400)
+    listed = ask(client, loop, ListRequests(), ListRequestsReply)
+    assert [request.request_id for request in listed.requests] == ["long"]  # type: ignore[union-attr]
+    assert 'mc_master_overload_rejections_total{limit="ttft"} 3.0' in master.metrics()
+    prefill.load = InstanceLoad(is_draining=True, num_running=1)
+    refused_by = _refusal(client, loop, schedule(hashes, request_id="drained"))
+    assert "no prefill node" in refused_by
+
+
+def _refusal(client: SyncClient, loop: Loop, asked: Schedule) -> str:
+    """Why it is refused for good, once the node's next beat has come."""
+    deadline_s = time.monotonic() + 5
+    while time.monotonic() < deadline_s:
+        try:
+            ask(client, loop, asked, Plan)
+        except Unavailable as error:
+            return error.message
+        except Rejected:
+            pass
+        ask(client, loop, RequestDone(request_id=asked.request_id, node=NodeId("d0"), ok=True), Ok)
+        time.sleep(0.05)
+    raise AssertionError("the node that drains is still planned on")
 
 
 def test_clear_is_answered_when_nodes_reported_it(

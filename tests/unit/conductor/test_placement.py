@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.plain_conductor import Scene, plain_plan
 
+from daemons.conductor.early_rejection import Objectives
 from daemons.conductor.latency import CostModel
 from daemons.conductor.placement import MAX_OPTIONS, Placement
 from daemons.conductor.prefill_placement import POLICIES, Tuning
@@ -365,10 +366,13 @@ def test_dynamo_weighs_waiting_tokens_against_cached_ones() -> None:
 
 
 def test_a_predicted_miss_of_the_objective_is_rejected_with_the_time_to_wait() -> None:
+    def strict(ttft_s: float) -> Tuning:
+        return Tuning(objectives=Objectives(ttft_s=ttft_s, shed_from=1.0))
+
     seen = view(prefill("p", queue_s=9.0), decode("d"))
-    assert place(seen, request(), Tuning(ttft_slo_s=10.0)).prefill.node == "p"
+    assert place(seen, request(), strict(10.0)).prefill.node == "p"
     with pytest.raises(Rejected, match="objective is 5 s") as error:
-        place(seen, request(), Tuning(ttft_slo_s=5.0))
+        place(seen, request(), strict(5.0))
     assert error.value.retry_after_ms is not None
     assert 4000 <= error.value.retry_after_ms <= 5000
 

@@ -1,11 +1,14 @@
 """mcctl simulate, as typed."""
 
 import json
+import re
+from importlib import resources
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from daemons.simulation.hardware import DEFAULT
 from mcctl.main import main
 
 
@@ -85,12 +88,24 @@ def test_lower_tiers_are_shown_beside_the_runs(
 
 
 def test_no_times_are_made_up_where_everybody_was_rejected(
-    capsys: pytest.CaptureFixture[str], trace: Path
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
 ) -> None:
-    _, out, _ = mcctl(
-        capsys, "run", str(trace), "--early-rejection", "--ttft-slo", "0.001", "--output", "plain"
-    )
+    profile = tmp_path / "small.toml"
+    packaged = resources.files("daemons.simulation") / "hardware_profiles" / f"{DEFAULT}.toml"
+    profile.write_text(re.sub("device_tokens = .*", "device_tokens = 1000", packaged.read_text()))
+    _, out, _ = mcctl(capsys, "run", str(trace), "--hardware", str(profile), "--output", "plain")
     assert out.split("\t")[2:6] == ["0.0%", "6", "-", "-"]
+
+
+def test_each_admission_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--admission", "none", "--admission", "objectives", "--ttft-slo", "5"]
+    shape = ["--prefill", "1", "--decode", "1", "--rate", "4", "--limit", "60"]
+    status, out, _ = mcctl(capsys, "run", "unrelated", *asked, *shape, "--output", "json")
+    assert status == 0
+    runs = {run["admission"]: run for run in json.loads(out)["runs"]}
+    assert runs["none"]["num_rejected"] == 0 < runs["objectives"]["num_rejected"]
+    assert runs["objectives"]["ttft_s"]["p99"] < 5.1 < runs["none"]["ttft_s"]["p99"]
+    assert mcctl(capsys, "run", "unrelated", "--admission", "maybe")[0] == 2
 
 
 def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:

@@ -107,15 +107,35 @@ def test_who_would_wait_too_long_is_turned_away_and_costs_nothing() -> None:
     assert result.goodput == pytest.approx(1 - len(rejected) / len(many))
 
 
-def test_early_rejection_keeps_the_objective_of_all_others() -> None:
+@pytest.mark.parametrize("mode", ["current-load", "predicted-load", "objectives"])
+def test_early_rejection_keeps_the_objective_of_all_others(mode: str) -> None:
     traffic = generate(WorkloadPlan("unrelated", 400, 4.0))
     open_to_all, strict = (
-        simulate(traffic, DisaggregatedPlan(2, 2, ttft_slo_s=slo_s), PROFILE, Objectives(10.0))
-        for slo_s in (0.0, 10.0)
+        simulate(
+            traffic,
+            DisaggregatedPlan(2, 2, admission=name, ttft_slo_s=10.0, tbt_slo_s=0.1),
+            PROFILE,
+            Objectives(10.0),
+        )
+        for name in ("none", mode)
     )
-    assert strict.num_rejected > 0
+    assert open_to_all.num_rejected == 0 < strict.num_rejected
     assert strict.ttft_s.p99 < 11.0 < open_to_all.ttft_s.p50
     assert strict.goodput > 2 * open_to_all.goodput
+
+
+def test_at_three_times_the_load_as_much_is_served_well_as_at_the_best() -> None:
+    """Decode is the bottleneck: without shedding in time, each newcomer would slow down all others."""
+    objectives = Objectives(10.0, 0.05)
+    served = {}
+    for rate in (12.0, 36.0):
+        traffic = generate(WorkloadPlan("batch", 800, rate))
+        for mode in ("predicted-load", "objectives"):
+            plan = DisaggregatedPlan(4, 1, admission=mode, ttft_slo_s=10.0, tbt_slo_s=0.05)
+            result = simulate(traffic, plan, PROFILE, objectives)
+            served[mode, rate] = result.goodput * result.num_requests / traffic[-1].arrival_s
+    assert served["objectives", 36.0] > 0.85 * served["objectives", 12.0]
+    assert served["objectives", 36.0] > 3 * served["predicted-load", 36.0]
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
