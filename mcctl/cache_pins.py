@@ -12,6 +12,7 @@ from daemons.core.units import format_duration
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.pin import PinBlocksReply
 from mcctl import render
+from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 
 _MAX_TTL_S = 30 * 24 * 3600.0
@@ -21,6 +22,7 @@ Hashes = Annotated[
 ]
 
 
+@prints(PinBlocksReply)
 def pin(
     context: typer.Context,
     blocks: Hashes,
@@ -47,6 +49,7 @@ def pin(
     )
 
 
+@prints(PinBlocksReply)
 def unpin(context: typer.Context, blocks: Hashes) -> None:
     """End the pins of blocks; what other pins hold stays.
 

@@ -16,7 +16,7 @@ import typer.core
 from daemons.config.forms import is_endpoint
 from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.protocol.address import is_public_key
-from mcctl import exit_codes, interrupts, watching
+from mcctl import exit_codes, interrupts, output_schema, render, watching
 from mcctl.render import complain, note
 from mcctl.settings import DEFAULT_ENDPOINT, DEFAULT_URL, Output, Settings
 
@@ -99,6 +99,7 @@ class LazyGroup(typer.core.TyperGroup):
         for leaf in [*getattr(command, "commands", {}).values(), command]:
             if not getattr(leaf, "commands", None):
                 leaf.params.extend(_as_shared(param) for param in shared)
+                _let_show_schema(leaf)
                 if watching.is_watchable(leaf.callback):
                     _let_watch(leaf, [p for p in self.params if p.name in _OF_WATCHING])
         return command
@@ -158,9 +159,9 @@ def _root(  # noqa: PLR0913, PLR0917 - one for each global flag
         typer.Option(
             "--output",
             "-o",
-            help="table, json or plain.",
+            help="table, json or plain; schema: what json prints.",
             metavar="FORMAT",
-            autocompletion=lambda: list(OUTPUTS),
+            autocompletion=lambda: [*OUTPUTS, "schema"],
         ),
     ] = None,
     key_file: Annotated[
@@ -212,7 +213,8 @@ def _set_flag(settings: Settings, flag: str, value: Any) -> None:
     if value is None:
         return
     if flag == "output" and value not in OUTPUTS:
-        raise typer.BadParameter(f"--output {value}: write one of {', '.join(OUTPUTS)}")
+        after = "; --output schema stands after the verb" if value == "schema" else ""
+        raise typer.BadParameter(f"--output {value}: write one of {', '.join(OUTPUTS)}{after}")
     if flag == "endpoint" and not is_endpoint(value):
         raise typer.BadParameter(
             f"--endpoint {value}: write tcp://HOST:PORT, the master's node.listen"
@@ -237,6 +239,24 @@ def _as_shared(param: Any) -> Any:
     shared.expose_value = False
     shared.callback = store
     return shared
+
+
+def _let_show_schema(leaf: Any) -> None:
+    """--output schema says what --output json prints, and does nothing else."""
+    option = next(param for param in leaf.params if param.name == "output")
+    store = option.callback
+
+    def show(context: Any, option: Any, value: Any) -> Any:
+        if value != "schema":
+            return store(context, option, value)
+        words = context.command_path.removeprefix("mcctl ")
+        printed = output_schema.printed_by(leaf.callback)
+        if printed is None:
+            raise typer.BadParameter(f"{words} prints no JSON")
+        render.emit_json(output_schema.schema_of(printed, f"mcctl {words}"))
+        raise typer.Exit
+
+    option.callback, option.is_eager = show, True
 
 
 def _let_watch(leaf: Any, options: list[Any]) -> None:

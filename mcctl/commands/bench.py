@@ -17,9 +17,11 @@ from mcctl import conductor_bench, model_store, render, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, check_size, new_app
+from mcctl.conductor_bench import ConductorResult
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
 from mcctl.oracle import Oracle
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.serve_bench import (
     DECODE_CONTEXT,
@@ -43,6 +45,7 @@ def _noun() -> None:
 
 
 @app.command()
+@prints(ServeResult)
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,
@@ -107,6 +110,7 @@ def serve(
 
 
 @app.command()
+@prints(transfer_bench.TransferResult)
 def transfer(
     context: typer.Context,
     sizes: Annotated[
@@ -136,6 +140,7 @@ def transfer(
 
 
 @app.command()
+@prints(ConductorResult)
 def conductor(
     context: typer.Context,
     instances: Annotated[

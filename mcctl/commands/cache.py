@@ -16,7 +16,15 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId, short
 from daemons.core.units import format_duration, format_size
-from daemons.protocol.block import BlockFilter, CacheStatReply, ListedBlock, TierUsage
+from daemons.protocol.block import (
+    BlockFilter,
+    BlockLocation,
+    CacheStatReply,
+    ClearBlocksReply,
+    FlushBlocksReply,
+    ListedBlock,
+    TierUsage,
+)
 from daemons.protocol.node import ListNodesReply
 from daemons.protocol.replication import ReplicateReply
 from mcctl import cache_pins, render
@@ -25,7 +33,8 @@ from mcctl.commands import new_app
 from mcctl.flush import FlushPlan
 from mcctl.flush import begin as begin_flush
 from mcctl.flush import wait as wait_for_flush
-from mcctl.prompt_blocks import LocatedBlock, Prompt, locate_prompt
+from mcctl.output_schema import prints
+from mcctl.prompt_blocks import LocatedBlock, LocatedPrompt, Prompt, locate_prompt
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -78,6 +87,7 @@ class StatResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command("list")
+@prints({"blocks": list[ListedBlock]})
 @watchable
 def list_blocks(
     context: typer.Context,
@@ -118,6 +128,7 @@ def list_blocks(
 
 
 @app.command()
+@prints({"block": ListedBlock, "replicas": list[BlockLocation]})
 def show(
     context: typer.Context,
     block: Annotated[str, typer.Argument(help="A hash, or as many hex digits as name one block.")],
@@ -152,6 +163,7 @@ def show(
 
 
 @app.command()
+@prints(StatResult)
 @watchable
 def stat(context: typer.Context) -> None:
     """Totals: blocks, bytes, leases, hits, evictions.
@@ -189,6 +201,7 @@ def stat(context: typer.Context) -> None:
 
 
 @app.command()
+@prints(LocatedPrompt)
 def locate(
     context: typer.Context,
     prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
@@ -231,6 +244,7 @@ def locate(
 
 
 @app.command()
+@prints(ClearBlocksReply)
 def clear(
     context: typer.Context,
     model: Model = None,
@@ -262,6 +276,7 @@ def clear(
 
 
 @app.command()
+@prints(FlushBlocksReply)
 def flush(
     context: typer.Context,
     model: Model = None,
@@ -299,6 +314,7 @@ def flush(
 
 
 @app.command()
+@prints(ReplicateReply)
 def replicate(
     context: typer.Context,
     count: Annotated[
@@ -338,6 +354,7 @@ def replicate(
 
 
 @app.command()
+@prints(ReplicateReply)
 def move(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="The node they go to.")],

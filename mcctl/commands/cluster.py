@@ -24,6 +24,7 @@ from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.file_system import file_system
 from mcctl.http_status import get_status
 from mcctl.local_cluster import LocalCluster
+from mcctl.output_schema import prints
 from mcctl.process_memory import proportional_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -64,6 +65,7 @@ class DownResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command()
+@prints(ClusterStatus)
 def up(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,
@@ -136,6 +138,7 @@ def up(
 
 
 @app.command()
+@prints(DownResult)
 def down(
     context: typer.Context,
     grace: Annotated[
@@ -171,6 +174,7 @@ def down(
 
 
 @app.command()
+@prints(ClusterStatus)
 @watchable
 def status(context: typer.Context) -> int:
     """The cluster of `mcctl cluster up`: processes, memory, logs. Exits with 7 when it does not serve.

@@ -1,7 +1,7 @@
 """mcctl config: check files before a daemon reads them, show what it would run with."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -11,6 +11,7 @@ from daemons.config.exposure import refuse_exposed
 from daemons.core.errors import McError
 from mcctl import config_text, exit_codes, render
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 
@@ -26,6 +27,7 @@ class CheckedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command()
+@prints({"files": list[CheckedFile]})
 def check(
     context: typer.Context,
     files: Annotated[
@@ -56,6 +58,10 @@ def check(
 
 
 @app.command()
+@prints(
+    {"process": str, "defaults": dict[str, Any]},
+    {"process": str, "values": dict[str, dict[str, Any]]},
+)
 def show(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help="A process such as mc-prefill, or a config file.")],

@@ -19,6 +19,7 @@ from mcctl.doctor.cluster import check_cluster
 from mcctl.doctor.configs import Loaded, check_configs, load_all
 from mcctl.doctor.finding import SEVERITIES, Finding
 from mcctl.doctor.host import Host, read_host
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import Settings, settings_of
 
@@ -28,6 +29,7 @@ _INSTALLED: Final = Path("/etc/mooncake")
 
 
 @app.command()
+@prints({"findings": list[Finding]})
 def doctor(
     context: typer.Context,
     files: Annotated[

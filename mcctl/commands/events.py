@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
+import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
@@ -16,6 +17,7 @@ from daemons.protocol.event import BlockMoved, Event
 from daemons.protocol.node import NodeJoined, NodeLeft
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.settings import Output, settings_of
 
 app = new_app()
@@ -28,9 +30,18 @@ TOPICS = {
     "left": "nodeleft",
 }
 _POLL_S = 0.2
+_ADDED = {"sequence": int, "age_s": float}
+_LINES = (
+    *(
+        {"event": kind.__name__, **_ADDED, **{f.name: f.type for f in msgspec.structs.fields(kind)}}
+        for kind in get_args(Event)
+    ),
+    {"event": "Resync", "incarnation": int, "why": str, "num_missed": int | None},
+)
 
 
 @app.command()
+@prints(*_LINES, is_stream=True)
 def events(
     context: typer.Context,
     topic: Annotated[

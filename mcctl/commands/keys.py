@@ -27,6 +27,7 @@ from daemons.core.ids import NodeId
 from daemons.protocol.key import KEY_ROLES, KeyRole
 from mcctl import paths, render
 from mcctl.commands import confirm, new_app
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 
@@ -84,6 +85,7 @@ def _noun() -> None:
 
 
 @app.command()
+@prints(WrittenKey)
 def generate(
     context: typer.Context,
     node: Node,
@@ -113,6 +115,7 @@ def generate(
 
 
 @app.command("list")
+@prints(Listing)
 def list_keys(context: typer.Context, directory: Directory = None) -> None:
     """Who may connect, and whose keys were revoked.
 
@@ -124,6 +127,7 @@ def list_keys(context: typer.Context, directory: Directory = None) -> None:
 
 
 @app.command()
+@prints(Listing)
 def authorize(
     context: typer.Context,
     files: Annotated[list[Path], typer.Argument(help="NODE.pub files; NODE.key is fine too.")],
@@ -147,6 +151,7 @@ def authorize(
 
 
 @app.command()
+@prints(Listing)
 def revoke(
     context: typer.Context,
     node: Node,
@@ -183,6 +188,7 @@ def revoke(
 
 
 @app.command()
+@prints(WrittenKey)
 def rotate(context: typer.Context, node: Node, directory: Directory = None) -> None:
     """Make another key for a node, let in beside the old one. That one goes on until it is revoked.
 

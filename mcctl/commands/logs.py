@@ -10,6 +10,7 @@ from mcctl import local_logs, render, systemd
 from mcctl.cluster_record import DaemonRecord, persistent_directory, read_record
 from mcctl.commands import new_app
 from mcctl.local_logs import LogFile
+from mcctl.output_schema import prints
 from mcctl.settings import Output, settings_of
 from mcctl.systemd import JournalLine
 
@@ -17,6 +18,11 @@ app = new_app()
 
 
 @app.command()
+@prints(
+    {"daemon": str, "line": str},
+    {"daemon": str, "time_s": float, "line": str},
+    is_stream=True,
+)
 def logs(
     context: typer.Context,
     names: Annotated[

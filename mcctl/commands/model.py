@@ -9,6 +9,8 @@ from daemons.core.errors import Conflict, NotFound
 from daemons.core.units import format_size
 from mcctl import model_store, paths, render
 from mcctl.commands import check_dtype, new_app
+from mcctl.model_store import LocalModel
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.watching import watchable
@@ -17,6 +19,7 @@ app = new_app()
 
 
 @app.command()
+@prints({"name": str, "path": str})
 def fetch(
     context: typer.Context,
     name: Annotated[
@@ -37,6 +40,7 @@ def fetch(
 
 
 @app.command("list")
+@prints({"models": list[LocalModel]})
 @watchable
 def list_models(context: typer.Context) -> None:
     """Models under ~/.cache/mooncake/models.
@@ -56,6 +60,7 @@ def list_models(context: typer.Context) -> None:
 
 
 @app.command()
+@prints({"name": str, "path": str})
 def convert(
     context: typer.Context,
     gguf: Annotated[Path, typer.Argument(help="A GGUF file of a Llama, Qwen2 or Qwen3 model.")],

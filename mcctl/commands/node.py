@@ -8,9 +8,10 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.ids import NodeId
 from daemons.core.units import format_duration, format_size
 from daemons.protocol.address import address_of
-from daemons.protocol.node import ListedNode
+from daemons.protocol.node import ListedNode, NodeDescription
 from mcctl import render, waiting
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.watching import watchable
@@ -26,6 +27,7 @@ def _noun() -> None:
 
 
 @app.command("list")
+@prints({"incarnation": int, "master": NodeDescription, "nodes": list[ListedNode]})
 @watchable
 def list_nodes(context: typer.Context) -> None:
     """Every node: state, load, memory.
@@ -55,6 +57,7 @@ def list_nodes(context: typer.Context) -> None:
 
 
 @app.command()
+@prints({"node": str, "is_draining": bool}, ListedNode)
 def drain(
     context: typer.Context,
     node: Node,
@@ -62,16 +65,19 @@ def drain(
 ) -> None:
     """Send nothing new to a cache node, and copy to others what only it holds; it is kept over restarts.
 
-    
+    \b
     Example: mcctl node drain cachenode-2 --wait
     """
     settings = settings_of(context)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         client.drain_node(NodeId(node), is_draining=True)
         if not wait:
-            render.emit_line(
-                f"{node} is draining; `mcctl wait drained {node}` says when it can be stopped"
-            )
+            if settings.output == "json":
+                render.emit_json({"node": node, "is_draining": True})
+            else:
+                render.emit_line(
+                    f"{node} is draining; `mcctl wait drained {node}` says when it can be stopped"
+                )
             return
         with render.progress("draining") as progress:
             listed = waiting.until_drained(client, NodeId(node), None, progress)
@@ -82,16 +88,20 @@ def drain(
 
 
 @app.command()
+@prints({"node": str, "is_draining": bool})
 def undrain(context: typer.Context, node: Node) -> None:
     """Use a cache node again that was drained.
 
-    
+    \b
     Example: mcctl node undrain cachenode-2
     """
     settings = settings_of(context)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         client.drain_node(NodeId(node), is_draining=False)
-    render.emit_line(f"{node} takes new blocks again")
+    if settings.output == "json":
+        render.emit_json({"node": node, "is_draining": False})
+    else:
+        render.emit_line(f"{node} takes new blocks again")
 
 
 def drain_text(node: ListedNode) -> str:

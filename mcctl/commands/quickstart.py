@@ -14,6 +14,7 @@ from mcctl.cluster_plan import ClusterOptions, shared_bytes
 from mcctl.commands import check_dtype, new_app
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
+from mcctl.output_schema import prints
 from mcctl.process_memory import private_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -46,6 +47,7 @@ class QuickstartResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command()
+@prints(QuickstartResult)
 def quickstart(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,

@@ -17,6 +17,7 @@ from mcctl import render
 from mcctl.commands import new_app
 from mcctl.gateway_url import gateway_url
 from mcctl.openai_stream import Answer, Body, Mooncake, OpenAiClient
+from mcctl.output_schema import prints
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -64,6 +65,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command()
+@prints(SendResult)
 def send(
     context: typer.Context,
     prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
@@ -120,6 +122,7 @@ def send(
 
 
 @app.command("list")
+@prints({"requests": list[ListedRequest]})
 @watchable
 def list_requests(
     context: typer.Context,
@@ -150,6 +153,7 @@ def list_requests(
 
 
 @app.command()
+@prints(Explanation)
 def explain(
     context: typer.Context,
     request_id: Annotated[str, typer.Argument(help="As in `request list`, or its beginning.")],

@@ -10,6 +10,7 @@ from daemons.core.errors import Rejected
 from daemons.core.units import format_size
 from mcctl import exit_codes, render, systemd
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.systemd import Unit
@@ -37,6 +38,7 @@ def _noun() -> None:
 
 
 @app.command("list")
+@prints(ServiceResult)
 @watchable
 def list_units(context: typer.Context, names: _Names = None) -> int:
     """Units of this host: state, memory, restarts, what they say. Exits with 7 when one has failed.
@@ -48,6 +50,7 @@ def list_units(context: typer.Context, names: _Names = None) -> int:
 
 
 @app.command()
+@prints(ServiceResult)
 def start(context: typer.Context, names: _Names = None) -> int:
     """Start units and wait until they serve.
 
@@ -60,6 +63,7 @@ def start(context: typer.Context, names: _Names = None) -> int:
 
 
 @app.command()
+@prints(ServiceResult)
 def stop(
     context: typer.Context,
     names: _Names = None,
@@ -76,6 +80,7 @@ def stop(
 
 
 @app.command()
+@prints(ServiceResult)
 def restart(
     context: typer.Context,
     names: _Names = None,

@@ -19,6 +19,7 @@ from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.plot_file import check_plot, write_plot
 from mcctl.settings import settings_of
 from mcctl.simulation_plot import plan_charts, run_charts
@@ -74,6 +75,7 @@ def _noun() -> None:
 
 
 @app.command()
+@prints({"runs": list[SimulationResult]})
 def run(
     context: typer.Context,
     trace: TraceArgument,
@@ -164,6 +166,7 @@ def run(
 
 
 @app.command()
+@prints(PlanResult)
 def plan(
     context: typer.Context,
     trace: TraceArgument,
@@ -222,6 +225,7 @@ def plan(
 
 
 @app.command()
+@prints({"rows": list[figures.Comparison]})
 def reproduce(
     context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Mooncake's published conversation trace.")],

@@ -10,6 +10,7 @@ from daemons.protocol.node import ListNodesReply, ModelDescription
 from daemons.protocol.request import ListedRequest
 from mcctl import exit_codes, render
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 from mcctl.watching import watchable
 
@@ -36,6 +37,7 @@ class StatusResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command()
+@prints(StatusResult)
 @watchable
 def status(context: typer.Context) -> int:
     """Nodes, pool and recent requests in a few lines. Exits with 7 when no model can be served.

@@ -14,6 +14,7 @@ from daemons.config.key_files import locked, write_whole
 from daemons.config.tenants import (
     ApiKey,
     ModelPrice,
+    Price,
     Tenant,
     TenantFile,
     hash_of,
@@ -26,6 +27,7 @@ from daemons.config.usage import UsageLine, day_of, read_usage, usage_file
 from daemons.core.errors import ConfigError, Conflict, NotFound
 from mcctl import paths, render
 from mcctl.commands import confirm, new_app
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 
@@ -92,6 +94,7 @@ def _noun() -> None:
 
 
 @app.command()
+@prints({"tenants": list[ListedTenant]})
 def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Letters, digits and . _ -", callback=_check_name)],
@@ -114,6 +117,7 @@ def add(
 
 
 @app.command("list")
+@prints({"tenants": list[ListedTenant]})
 def list_tenants(context: typer.Context, file: File = None) -> None:
     """Tenants, their limits, and the beginnings of their keys.
 
@@ -125,6 +129,7 @@ def list_tenants(context: typer.Context, file: File = None) -> None:
 
 
 @app.command()
+@prints({"tenants": list[ListedTenant]})
 def quota(
     context: typer.Context,
     name: Name,
@@ -165,6 +170,7 @@ def quota(
 
 
 @app.command()
+@prints(MadeKey, {"tenants": list[ListedTenant]})
 def key(
     context: typer.Context,
     name: Name,
@@ -202,6 +208,7 @@ def key(
 
 
 @app.command()
+@prints({"days": int, "usage": list[TenantUsage]})
 def usage(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="One tenant; else all.")] = None,
@@ -248,6 +255,7 @@ def usage(
 
 
 @app.command()
+@prints({"prices": list[Price]})
 def price(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Its name, or * for those that have none.")],

@@ -11,6 +11,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_duration, format_size
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.top_view import Frame, Look, NodeLine, RequestLine, frame
@@ -25,6 +26,7 @@ _BAR_CHARS: Final = 12
 
 
 @app.command()
+@prints(Frame, is_stream=True)
 def top(
     context: typer.Context,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
@@ -13,10 +14,11 @@ from daemons.core.errors import ConfigError, Unavailable
 from daemons.core.ids import HostId
 from daemons.core.units import format_size
 from daemons.protocol.address import address_of
-from daemons.protocol.node import ListedNode, ListNodesReply
+from daemons.protocol.node import ListedNode, ListNodesReply, NodeDescription
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.commands.node import memory_text
+from mcctl.output_schema import Shape, prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.watching import watchable
@@ -38,12 +40,40 @@ _Override = Annotated[
 _SYSFS = Path("/sys")
 
 
+def _discovered() -> Shape:
+    from daemons.transfer.hardware import Topology
+
+    return Topology
+
+
+def _checked() -> Shape:
+    from daemons.transfer.topology_check import Finding
+
+    return {"findings": list[Finding]}
+
+
+def _probed() -> Shape:
+    from mcctl.topology_probe import ProbedPath
+
+    return {"paths": list[ProbedPath], "warnings": list[str]}
+
+
 @app.callback()
 def _noun() -> None:
     """Hosts, daemons, segments, devices and models as a tree."""
 
 
+class ShownHost(msgspec.Struct, frozen=True, kw_only=True):
+    """A host of `topology show`; `master` where it runs there."""
+
+    host_id: HostId
+    host: str
+    master: NodeDescription | None
+    nodes: list[ListedNode]
+
+
 @app.command()
+@prints({"incarnation": int, "hosts": list[ShownHost]})
 @watchable
 def show(context: typer.Context) -> None:
     """Hosts, their daemons, segments, models and data paths.
@@ -69,6 +99,7 @@ def show(context: typer.Context) -> None:
 
 
 @app.command()
+@prints(_discovered)
 def discover(context: typer.Context, sysfs: _Sysfs = _SYSFS, override: _Override = None) -> None:
     """This host's NICs and GPUs, and which are near which memory.
 
@@ -85,6 +116,7 @@ def discover(context: typer.Context, sysfs: _Sysfs = _SYSFS, override: _Override
 
 
 @app.command()
+@prints(_checked)
 def check(
     context: typer.Context,
     sysfs: _Sysfs = _SYSFS,
@@ -126,6 +158,7 @@ def check(
 
 
 @app.command()
+@prints(_probed)
 def probe(
     context: typer.Context,
     from_here: Annotated[
@@ -205,12 +238,12 @@ def _json(reply: ListNodesReply, hosts: dict[HostId, list[ListedNode]]) -> dict[
     return {
         "incarnation": reply.incarnation,
         "hosts": [
-            {
-                "host_id": host_id,
-                "host": nodes[0].node.host if nodes else reply.master.host,
-                "master": reply.master if host_id == reply.master.host_id else None,
-                "nodes": nodes,
-            }
+            ShownHost(
+                host_id=host_id,
+                host=nodes[0].node.host if nodes else reply.master.host,
+                master=reply.master if host_id == reply.master.host_id else None,
+                nodes=nodes,
+            )
             for host_id, nodes in hosts.items()
         ],
     }

@@ -6,8 +6,10 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.ids import NodeId
+from daemons.protocol.node import ListedNode
 from mcctl import render, waiting
 from mcctl.commands import new_app
+from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 
 app = new_app()
@@ -24,6 +26,7 @@ def _noun() -> None:
 
 
 @app.command()
+@prints({"num_nodes": int})
 def ready(
     context: typer.Context,
     nodes: Annotated[
@@ -49,6 +52,7 @@ def ready(
 
 
 @app.command()
+@prints(ListedNode)
 def drained(
     context: typer.Context,
     node: Annotated[str, typer.Argument(help="A cache node that `mcctl node drain` was told.")],

@@ -1,9 +1,11 @@
 """What is written from the source itself, so that it cannot differ from it; the tests compare.
 
-`python tests/shipped/pages.py` writes configs/*.toml, man/*.toml.5 and the messages of man/mc-protocol.7 anew.
+`python tests/shipped/pages.py` writes configs/*.toml, man/*.toml.5, man/mcctl-output.7 and the messages of
+man/mc-protocol.7 anew.
 """
 
 import re
+import runpy
 import types
 import typing
 from pathlib import Path
@@ -215,3 +217,4 @@ def write_all(checkout: Path) -> None:
 
 if __name__ == "__main__":
     write_all(Path(__file__).resolve().parents[2])
+    runpy.run_path(str(Path(__file__).with_name("output_page.py")), run_name="__main__")
