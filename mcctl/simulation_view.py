@@ -11,6 +11,7 @@ from daemons.simulation.capacity import CapacityPoint
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.outcome import SimulationResult
 from daemons.simulation.reproduce import Comparison
+from daemons.simulation.sizing import MemoryChoice
 from daemons.simulation.trace import TraceRequest
 from mcctl import render
 from mcctl.render import Column
@@ -27,6 +28,14 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     reuse_limit: float
     hit_curve: list[CapacityPoint]
     clusters: list[SimulationResult]
+    best_cluster: str
+    """Of those with the most goodput the one with the shortest mean TTFT."""
+    network_gbit_s: float
+    """What a node of it sends on average."""
+    memory: list[MemoryChoice]
+    """Ways to equip the prefill nodes of that cluster."""
+    best_memory: str
+    """The cheapest that is about as good as the best."""
 
 
 def show_tiers(results: Sequence[SimulationResult]) -> None:
@@ -65,11 +74,40 @@ def show_plan(result: PlanResult, profile: HardwareProfile, nodes: int) -> None:
     ]
     render.show_table("one cache of this size would find", columns, result.hit_curve)
     render.show_table(f"{nodes} nodes", RUN_COLUMNS, result.clusters)
-    best = max(result.clusters, key=lambda run: (round(run.goodput, 3), -run.ttft_s.mean))
+    best = next(run for run in result.clusters if run.cluster == result.best_cluster)
     render.note(
         f"best here: {best.cluster}, {best.goodput:.1%} of requests within both objectives; "
-        f"of those alike the one with the shortest mean TTFT, {format_duration(best.ttft_s.mean)}"
+        f"of those alike the one with the shortest mean TTFT, {format_duration(best.ttft_s.mean)}; "
+        f"its nodes send {result.network_gbit_s:.1f} Gbit/s on average"
     )
+    render.show_table(
+        f"memory of each of its {best.num_prefills} prefill nodes",
+        _memory_columns(token_gb),
+        result.memory,
+    )
+    bought = next(choice for choice in result.memory if choice.name == result.best_memory)
+    ssd = f" and {_bytes(bought.ssd_tokens * token_gb)} of SSD" if bought.ssd_tokens else ""
+    render.note(
+        f"buy for each prefill node: {_bytes(bought.dram_tokens * token_gb)} of DRAM{ssd}; the cheapest here "
+        "within half a point of goodput and a tenth of mean TTFT of the best"
+    )
+
+
+def _memory_columns(token_gb: float) -> list[Column]:
+    def hits(choice: MemoryChoice, tier: str) -> str:
+        found = [use.hit_fraction for use in choice.run.tiers if use.tier == tier]
+        return f"{found[0]:.1%}" if found else "-"
+
+    return [
+        Column("", lambda choice: choice.name),
+        Column("DRAM", lambda choice: _bytes(choice.dram_tokens * token_gb), is_number=True),
+        Column("SSD", lambda choice: _bytes(choice.ssd_tokens * token_gb) or "-", is_number=True),
+        Column("goodput", _percent(lambda choice: choice.run.goodput), is_number=True),
+        Column("TTFT mean", lambda choice: format_duration(choice.run.ttft_s.mean), is_number=True),
+        Column("p90", lambda choice: format_duration(choice.run.ttft_s.p90), is_number=True),
+        Column("DRAM hits", lambda choice: hits(choice, "dram"), is_number=True),
+        Column("SSD hits", lambda choice: hits(choice, "ssd"), is_number=True),
+    ]
 
 
 def _capacity(point: CapacityPoint) -> str:

@@ -1,6 +1,7 @@
 """mcctl simulate: replay a trace, or made-up traffic, against a cluster that need not exist."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -15,6 +16,7 @@ from daemons.simulation.hardware import DEFAULT, HardwareProfile, find_profile
 from daemons.simulation.outcome import Objectives, SimulationResult
 from daemons.simulation.pool import EVICTION_NAMES
 from daemons.simulation.simulate import ClusterPlan, name_of, policy_of, simulate
+from daemons.simulation.sizing import MemoryChoice, best_choice, sizes_to_try
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import render
@@ -201,7 +203,10 @@ def plan(
     curve = _hit_curves(requests, evictions)
     shares = sorted({max(1, min(nodes - 1, round(nodes * part / 8))) for part in range(1, 8)})
     plans = [DisaggregatedPlan(number, nodes - number, eviction=evictions[0]) for number in shares]
-    results = _simulate_all(requests, plans, profile, Objectives(ttft_slo, tbt_slo))
+    objectives = Objectives(ttft_slo, tbt_slo)
+    results = _simulate_all(requests, plans, profile, objectives)
+    best = max(results, key=lambda run: (round(run.goodput, 3), -run.ttft_s.mean))
+    memory = _try_memory(requests, plans[results.index(best)], profile, objectives)
     count, span_s = len(requests), max(requests[-1].arrival_s, 1e-9)
     result = PlanResult(
         num_requests=count,
@@ -212,6 +217,10 @@ def plan(
         reuse_limit=curve[-1].hit_fraction,
         hit_curve=curve,
         clusters=results,
+        best_cluster=best.cluster,
+        network_gbit_s=8 * best.network_gb / max(best.makespan_s, 1e-9) / nodes,
+        memory=memory,
+        best_memory=best_choice(memory).name,
     )
     match settings_of(context).output:
         case "json":
@@ -285,6 +294,32 @@ def _simulate_all(
             progress(f"{number}/{len(plans)}: replaying {len(requests)} requests on {what}")
             results.append(simulate(requests, cluster, profile, objectives))
     return results
+
+
+def _try_memory(
+    requests: Sequence[TraceRequest],
+    plan: DisaggregatedPlan,
+    profile: HardwareProfile,
+    objectives: Objectives,
+) -> list[MemoryChoice]:
+    """Each way to equip this cluster's prefill nodes, simulated."""
+    with render.progress("replaying") as progress:
+        progress("how much memory is worth it")
+        sizes = sizes_to_try(requests, profile, plan.num_prefills)
+    plans = [
+        replace(plan, node_tokens=size.dram_tokens, ssd_tokens=size.ssd_tokens) for size in sizes
+    ]
+    runs = _simulate_all(requests, plans, profile, objectives)
+    return [
+        MemoryChoice(
+            name=size.name,
+            dram_tokens=size.dram_tokens,
+            ssd_tokens=size.ssd_tokens,
+            price=size.price,
+            run=run,
+        )
+        for size, run in zip(sizes, runs, strict=True)
+    ]
 
 
 def _hit_curves(requests: Sequence[TraceRequest], evictions: Sequence[str]) -> list[CapacityPoint]:

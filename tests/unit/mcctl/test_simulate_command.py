@@ -53,6 +53,12 @@ def test_plan_shows_what_a_cache_finds(capsys: pytest.CaptureFixture[str], trace
     assert f"{5 * 512 / 9000:.1%}" in out
     assert "1P+2D" in out
     assert "best here" in err
+    assert "all in DRAM" in out
+    assert "buy for each prefill node" in err
+    status, out, _ = mcctl(capsys, "plan", str(trace), "--nodes", "3", "--output", "json")
+    found = json.loads(out)
+    assert found["best_cluster"] in {run["cluster"] for run in found["clusters"]}
+    assert found["best_memory"] in {choice["name"] for choice in found["memory"]}
 
 
 def test_each_eviction_policy_is_replayed_and_drawn(
