@@ -57,14 +57,14 @@ class CopyWorkers:
             self._queues.setdefault(source, deque()).append((job, num_units))
             self._condition.notify()
 
-    def close(self) -> None:
-        """Finish the jobs in progress; drop those that wait."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Finish the jobs in progress, or leave them behind after a time; drop those that wait."""
         with self._condition:
             self._is_closed = True
             self._queues.clear()
             self._condition.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(timeout_s)
 
     def _run(self) -> None:
         while True:

@@ -1,0 +1,137 @@
+"""Which block lies where in which part, and what each part holds. Guarded by the tier's lock."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from daemons.core.ids import BlockHash
+from daemons.store.block_table import NO_ROW
+from daemons.store.object.manifest import Entry, data_key, manifest_key
+from daemons.store.ssd import BlockRecord
+from daemons.store.ssd.index import BlockIndex, Location
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One object of blocks, with a manifest of some `revision`."""
+
+    part_id: int
+    name: str
+    num_bytes: int
+    used_s: float
+    revision: int = 0
+    num_live: int = 0
+    live_bytes: int = 0
+
+    @property
+    def keys(self) -> list[str]:
+        """In the order of removal: without its manifest the data does not exist."""
+        return [manifest_key(self.name, self.revision), data_key(self.name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A block and its place."""
+
+    block: BlockRecord
+    part: Part
+    offset: int
+
+
+@dataclass(slots=True)
+class Catalog:
+    """Every block is in one part."""
+
+    index: BlockIndex = field(default_factory=BlockIndex)
+    parts: dict[int, Part] = field(default_factory=dict)
+    """By id, the oldest first."""
+    stale: set[int] = field(default_factory=set)
+    """Parts whose manifests name blocks that were deleted."""
+    _names: dict[BlockHash, tuple[bytes, int]] = field(default_factory=dict)
+    """Of objects: name and size, which the index has no columns for."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts.values())
+
+    def get(self, block_hash: BlockHash) -> Found | None:
+        row = self.index.find(block_hash)
+        if row == NO_ROW:
+            return None
+        location = self.index.location(row)
+        return Found(self._block(row), self.parts[location.bucket], location.offset)
+
+    def add_part(self, part: Part, entries: Iterable[Entry], *, is_stale: bool = False) -> None:
+        """Each of its blocks takes the place of an earlier one of that name. `is_stale`: its manifest names more."""
+        self.parts[part.part_id] = part
+        if is_stale:
+            self.stale.add(part.part_id)
+        for block, offset in entries:
+            meta = block.meta
+            self.drop([meta.hash])
+            self.index.add(block, Location(part.part_id, offset, part.part_id))
+            if meta.name:
+                self._names[meta.hash] = (meta.name, meta.value_bytes)
+            part.num_live += 1
+            part.live_bytes += block.stored_bytes
+
+    def drop(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
+        """Those that were there; their parts' manifests do not know it yet."""
+        return [block_hash for block_hash in hashes if self._drop(block_hash)]
+
+    def remove_part(self, part: Part) -> list[BlockHash]:
+        """With what still lives in it."""
+        gone = [self.index.hash_of(row) for row in self.index.rows_in_bucket(part.part_id)]
+        self.drop(gone)
+        del self.parts[part.part_id]
+        self.stale.discard(part.part_id)
+        return gone
+
+    def entries(self, part: Part) -> list[Entry]:
+        """Of what lives in it, in order."""
+        return [
+            Entry(self._block(row), self.index.location(row).offset)
+            for row in self.index.rows_in_bucket(part.part_id)
+        ]
+
+    def hashes(self) -> list[BlockHash]:
+        return [self.index.hash_of(row) for row in self.index.rows()]
+
+    def check_invariants(self) -> None:
+        """For tests. O(n * parts)."""
+        self.index.check_invariants()
+        for part in self.parts.values():
+            live = self.entries(part)
+            assert part.num_live == len(live)
+            assert part.live_bytes == sum(entry.block.stored_bytes for entry in live)
+            assert all(e.offset + e.block.stored_bytes <= part.num_bytes for e in live)
+        assert self.stale <= self.parts.keys()
+        assert sum(part.num_live for part in self.parts.values()) == len(self.index)
+
+    def _block(self, row: int) -> BlockRecord:
+        block = self.index.block(row)
+        named = self._names.get(block.meta.hash)
+        if named is None:
+            return block
+        meta = replace(block.meta, name=named[0], value_bytes=named[1])
+        return BlockRecord(
+            meta,
+            block.length,
+            block.num_layers,
+            block.version,
+            block.seal_checksum,
+            block.created_s,
+        )
+
+    def _drop(self, block_hash: BlockHash) -> bool:
+        row = self.index.find(block_hash)
+        if row == NO_ROW:
+            return False
+        part = self.parts[self.index.location(row).bucket]
+        part.num_live -= 1
+        part.live_bytes -= self.index.block(row).stored_bytes
+        self.stale.add(part.part_id)
+        self.index.remove(row)
+        self._names.pop(block_hash, None)
+        return True

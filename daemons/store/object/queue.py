@@ -1,0 +1,112 @@
+"""What waits to be written, and the deletes that are not there to stay yet. Guarded by the tier's lock."""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from daemons.core.errors import Conflict, Exhausted
+from daemons.core.ids import BlockHash, short
+from daemons.store.object.settings import MAX_PART_BLOCKS
+from daemons.store.ssd import BlockRecord
+
+RETRY_AFTER_MS = 200
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A put that waits or is being written."""
+
+    block: BlockRecord
+    source: memoryview
+    done: "Future[bool]"
+    queued_s: float
+    is_cancelled: bool = False
+
+
+class PutQueue:
+    """Bounded by whoever adds."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """Also of what is being written: it holds its source."""
+        self.waiting_bytes = 0
+        self._waiting: deque[Pending] = deque()
+        self._by_hash: dict[BlockHash, Pending] = {}
+        self.deletes: list[Future[bool]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def oldest_s(self) -> float | None:
+        return self._waiting[0].queued_s if self._waiting else None
+
+    def pending(self, block_hash: BlockHash) -> Pending | None:
+        return self._by_hash.get(block_hash)
+
+    def add(self, put: Pending) -> None:
+        self._waiting.append(put)
+        self._by_hash[put.block.meta.hash] = put
+        self.num_bytes += put.block.stored_bytes
+        self.waiting_bytes += put.block.stored_bytes
+
+    def cancel(self, hashes: Sequence[BlockHash]) -> None:
+        for block_hash in hashes:
+            put = self._by_hash.pop(block_hash, None)
+            if put is not None:
+                put.is_cancelled = True
+
+    def all_pending(self) -> list[Pending]:
+        """Those that are being written too, but for the cancelled among them."""
+        cancelled = [put for put in self._waiting if put.is_cancelled]
+        return [*self._by_hash.values(), *cancelled]
+
+    def take(self, max_bytes: int) -> list[Pending]:
+        """The next part: the oldest, as many as fit; one at least."""
+        batch: list[Pending] = []
+        left = max_bytes
+        while self._waiting and len(batch) < MAX_PART_BLOCKS:
+            size = self._waiting[0].block.stored_bytes
+            if batch and size > left:
+                break
+            batch.append(self._waiting.popleft())
+            left -= size
+            self.waiting_bytes -= size
+        return batch
+
+    def end(self, batch: Sequence[Pending]) -> None:
+        """Written or not, it is over with these."""
+        for put in batch:
+            self.num_bytes -= put.block.stored_bytes
+            if not put.is_cancelled:
+                del self._by_hash[put.block.meta.hash]
+
+    def drain(self) -> list[Pending]:
+        """All that wait."""
+        batch = list(self._waiting)
+        self._waiting.clear()
+        self.waiting_bytes = 0
+        self.end(batch)
+        return batch
+
+
+def is_stored(held: BlockRecord, block: BlockRecord) -> bool:
+    """Whether what is held makes the put needless. Raises Conflict."""
+    if (held.version, held.seal_checksum) == (block.version, block.seal_checksum):
+        return True
+    if held.version >= block.version:
+        raise Conflict(
+            f"block {short(block.meta.hash)} is in the object store with other bytes or a newer version"
+        )
+    return False
+
+
+def join(pending: Pending, block: BlockRecord) -> "Future[bool]":
+    """The same bytes are on their way already."""
+    if is_stored(pending.block, block):
+        return pending.done
+    raise Exhausted(
+        f"an older version of block {short(block.meta.hash)} is being written",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
