@@ -1,6 +1,6 @@
 """/etc/mooncake/mc-cachenode.toml"""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -73,12 +73,42 @@ class SsdSection(Section, frozen=True, kw_only=True):
     flush_models: dict[str, FlushMode] = msgspec.field(default_factory=dict)
     """The same for single models, by name."""
     stage: Size = "256MiB"
-    """Part of the segment that is kept for blocks on their way from the SSD to readers; at most an eighth of it. Of a
-    prefix as much is read as fits there and into what is free."""
+    """Part of the segment that is kept for blocks on their way from lower tiers to readers; at most an eighth of it. Of
+    a prefix as much is read as fits there and into what is free."""
     promote_uses: Count = 2
-    """A block that was read from the SSD so often stays in DRAM, even when others must leave for it."""
+    """A block that was read from a lower tier so often stays in DRAM, even when others must leave for it."""
     read_workers: Threads = 4
     """Threads that read from the SSD."""
+
+
+class ObjectSection(Section, frozen=True, kw_only=True):
+    """The tier below DRAM and SSD, in a store with the API of S3. Off while `bucket` is empty."""
+
+    bucket: str = ""
+    """It must exist. Needs the [s3] extra. The node's blocks outlive its disks: a node of the same node.id finds them.
+    Empty: no object tier."""
+    endpoint: Annotated[str, msgspec.Meta(extra={"form": "url_or_empty"})] = ""
+    """Of the store; empty for AWS."""
+    region: str = "us-east-1"
+    """As the store calls it; most others than AWS take any."""
+    prefix: str = "mooncake"
+    """Of all keys; another one for each cluster. Each node has a folder of its own under it."""
+    credentials_file: str = ""
+    """As ~/.aws/credentials: aws_access_key_id and aws_secret_access_key under [default]; open to the daemon's group at
+    most. Empty: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else AWS tools find on this machine."""
+    capacity: Size = "256GiB"
+    """Objects of this node never take more; what was not read for longest is given up first."""
+    part: Size = "32MiB"
+    """Size of one object, which holds many blocks."""
+    flush: FlushMode = "write-back"
+    """When a block is written: once it is sealed, when the tiers above need its space, only by `mcctl cache flush --to
+    object`, or never."""
+    flush_models: dict[str, FlushMode] = msgspec.field(default_factory=dict)
+    """The same for single models, by name."""
+    read_workers: Threads = 8
+    """Threads that read from the store."""
+    timeout_s: Seconds = 5.0
+    """A store that sends nothing for so long has failed; it then rests for a second, and longer each further time."""
 
 
 class ReportSection(Section, frozen=True, kw_only=True):
@@ -97,6 +127,7 @@ class CachenodeConfig(Section, frozen=True, kw_only=True):
     segment: SegmentSection = msgspec.field(default_factory=SegmentSection)
     copy: CopySection = msgspec.field(default_factory=CopySection)
     ssd: SsdSection = msgspec.field(default_factory=SsdSection)
+    object: ObjectSection = msgspec.field(default_factory=ObjectSection)
     report: ReportSection = msgspec.field(default_factory=ReportSection)
     transfer: TransferSection = msgspec.field(default_factory=TransferSection)
     security: SecuritySection = msgspec.field(default_factory=SecuritySection)

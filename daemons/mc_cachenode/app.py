@@ -79,7 +79,7 @@ class CachenodeApp:
         )
         opened: list[OpenedTier] = []
         try:
-            opened = open_lower(config, self._on_dropped)
+            opened = open_lower(config, self._on_dropped, self._on_found)
             self._storage = open_storage(config.segment, self._node, self._on_lost)
         except BaseException:
             self._engine.close()  # or its socket's file stays
@@ -276,6 +276,10 @@ class CachenodeApp:
     def _on_dropped(self, tier: Tier, hashes: Sequence[BlockHash], why: str) -> None:
         """On a thread of the tier, which starts once all is wired."""
         self._lower[tier].on_dropped(hashes, why)
+
+    def _on_found(self, tier: Tier, hashes: Sequence[BlockHash]) -> None:
+        """As `_on_dropped`."""
+        self._lower[tier].on_found(hashes)
 
     def _locate(self, replica: Replica) -> BlockLocation:
         return BlockLocation(

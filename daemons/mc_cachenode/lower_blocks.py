@@ -88,8 +88,16 @@ class LowerBlocks:
         """Any thread: the tier gave these up, for space or for being bad."""
         self._loop.call_soon_threadsafe(self._on_dropped, list(hashes), why)
 
+    def on_found(self, hashes: Sequence[BlockHash]) -> None:
+        """Any thread: the tier has just learned that it has these."""
+        self._loop.call_soon_threadsafe(self._on_found, list(hashes))
+
     def close(self) -> None:
         self.store.close()
+
+    def _on_found(self, hashes: list[BlockHash]) -> None:
+        for block_hash in hashes:
+            self._callbacks.on_sealed(block_hash)
 
     def _on_deleted(self, hashes: list[BlockHash], done: "Future[bool]") -> None:
         error = done.exception()

@@ -1,19 +1,24 @@
 """The tiers below DRAM that the config names, opened, the fastest first."""
 
+import configparser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from daemons.config.common import size_bytes
-from daemons.config.mc_cachenode import CachenodeConfig, FlushMode, SsdSection
+from daemons.config.mc_cachenode import CachenodeConfig, FlushMode, ObjectSection, SsdSection
+from daemons.config.secret import read_secret
 from daemons.core.errors import ConfigError
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import Tier
 from daemons.store.lower_tier import LowerTier
+from daemons.store.object import ObjectSettings, ObjectTier, S3Place, open_s3
 from daemons.store.ssd import DiskDirectory, SsdSettings, SsdTier
 
 OnDropped = Callable[[Tier, Sequence[BlockHash], str], object]
 """Any thread: a tier gave these up, for space or for being bad."""
+OnFound = Callable[[Tier, Sequence[BlockHash]], object]
+"""Any thread: a tier that was not open yet has these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,72 @@ class OpenedTier:
     modes: FlushModes
 
 
-def open_lower(config: CachenodeConfig, on_dropped: OnDropped) -> list[OpenedTier]:
+def open_lower(
+    config: CachenodeConfig, on_dropped: OnDropped, on_found: OnFound
+) -> list[OpenedTier]:
     """Raises ConfigError, with nothing left open."""
     opened: list[OpenedTier] = []
-    if config.ssd.directory:
-        ssd = _open_ssd(config.ssd, NodeId(config.node.id), on_dropped)
-        opened.append(OpenedTier("ssd", ssd, FlushModes(config.ssd.flush, config.ssd.flush_models)))
+    node = NodeId(config.node.id)
+    try:
+        if config.ssd.directory:
+            modes = FlushModes(config.ssd.flush, config.ssd.flush_models)
+            opened.append(OpenedTier("ssd", _open_ssd(config.ssd, node, on_dropped), modes))
+        if config.object.bucket:
+            modes = FlushModes(config.object.flush, config.object.flush_models)
+            store = _open_object(config.object, node, on_dropped, on_found)
+            opened.append(OpenedTier("object", store, modes))
+    except ConfigError:
+        for tier in opened:
+            tier.store.close()
+        raise
     return opened
+
+
+def _open_object(
+    config: ObjectSection, node: NodeId, on_dropped: OnDropped, on_found: OnFound
+) -> ObjectTier:
+    """The store is listed once the tier is started, for it may be down now."""
+    settings = ObjectSettings(
+        capacity_bytes=size_bytes(config.capacity, "object.capacity"),
+        part_bytes=size_bytes(config.part, "object.part"),
+        read_workers=config.read_workers,
+    )
+    place = S3Place(
+        bucket=config.bucket,
+        prefix=f"{config.prefix.strip('/')}/{node}",
+        endpoint=config.endpoint,
+        region=config.region,
+        credentials=_credentials(config.credentials_file),
+        timeout_s=config.timeout_s,
+        connections=config.read_workers + 10,  # the writer's, and those that list at the start
+    )
+    return ObjectTier(
+        open_s3(place),
+        settings,
+        on_dropped=lambda hashes, why: on_dropped("object", hashes, why),
+        on_found=lambda hashes: on_found("object", hashes),
+    )
+
+
+def _credentials(path: str) -> tuple[str, str, str | None] | None:
+    """Raises ConfigError."""
+    text = read_secret(path, "object.credentials_file")
+    if text is None:
+        return None
+    parser = configparser.ConfigParser(default_section="", interpolation=None)
+    try:
+        parser.read_string(text.decode())
+        default = parser["default"]
+        return (
+            default["aws_access_key_id"],
+            default["aws_secret_access_key"],
+            default.get("aws_session_token"),
+        )
+    except (configparser.Error, KeyError, UnicodeDecodeError):
+        raise ConfigError(
+            f"`object.credentials_file`: {path} needs a section [default] with aws_access_key_id and "
+            "aws_secret_access_key"
+        ) from None
 
 
 def _open_ssd(config: SsdSection, node: NodeId, on_dropped: OnDropped) -> SsdTier:

@@ -1,19 +1,16 @@
 """A cache node with an SSD: what leaves DRAM is found on disk, comes back to readers, and outlives every stop."""
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.lower_tiers import flush, put_all, read_in_pieces
 from kit.pool import (
-    NUM_LAYERS,
-    ROW,
     Pool,
     SourceMemory,
     chain,
-    read_all,
     running_pool,
     short_directory,
     sources,
@@ -23,7 +20,7 @@ from kit.pool import (
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged
 from daemons.core.ids import BlockHash
-from daemons.protocol.block import BlockFilter, BlockLocation, FlushBlocksReply
+from daemons.protocol.block import BlockFilter
 
 NUM_BLOCKS = 70
 """Of which a segment of 8 MiB holds 28."""
@@ -51,38 +48,8 @@ def settings(tmp_path: Path) -> list[str]:
     ]
 
 
-def put_all(pool: Pool, source: SourceMemory, hashes: Sequence[BlockHash], step: int = 7) -> None:
-    """As a prefill does, but again until there is room."""
-    deadline_s = time.monotonic() + 30
-    for first in range(0, len(hashes), step):
-        left = list(range(first, min(first + step, len(hashes))))
-        while left:
-            assert time.monotonic() < deadline_s, "no room"
-            results = pool.put([source.block(index, list(hashes)) for index in left]).results
-            left = [
-                index
-                for index, result in zip(left, results, strict=True)
-                if result not in ("stored", "already_sealed")
-            ]
-            time.sleep(0.02 if left else 0)
-
-
 def tiers_of(pool: Pool, hashes: list[BlockHash]) -> list[str]:
     return [location.tier for location in pool.match(hashes)]
-
-
-def read_in_pieces(
-    source: SourceMemory, locations: list[BlockLocation], piece: int = 3
-) -> np.ndarray:
-    """Bytes `[layer][k|v][block][row]`, all verified."""
-    arena = np.zeros((2 * NUM_LAYERS, len(locations), ROW), np.uint8)
-    for first in range(0, len(locations), piece):
-        wanted = locations[first : first + piece]
-        with staged(wanted, timeout_s=10) as here:
-            num_good, read, bad = read_all(source.engine, here)
-        assert (num_good, bad) == (len(wanted), []), f"at block {first}"
-        arena[:, first : first + len(wanted)] = read.reshape(2 * NUM_LAYERS, len(wanted), ROW)
-    return arena.reshape(-1)
 
 
 def test_blocks_that_dram_cannot_hold_are_read_from_the_ssd(
@@ -206,16 +173,6 @@ def damage(path: Path) -> None:
                 byte = os.pread(fd, 1, offset)
                 os.pwrite(fd, bytes([byte[0] ^ 1 if byte else 1]), offset)
             os.close(fd)
-
-
-def flush(cluster: ClusterClient, *, evict: bool) -> FlushBlocksReply:
-    deadline_s = time.monotonic() + 20
-    while True:
-        reply = cluster.flush_blocks(BlockFilter(), evict=evict)
-        if reply.num_left == 0:
-            return reply
-        assert time.monotonic() < deadline_s, reply
-        time.sleep(0.05)
 
 
 def _num_on_ssd(cluster: ClusterClient) -> int:

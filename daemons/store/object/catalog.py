@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from daemons.core.ids import BlockHash
 from daemons.store.block_table import NO_ROW
 from daemons.store.object.manifest import Entry, data_key, manifest_key
@@ -48,8 +46,6 @@ class Catalog:
     """By id, the oldest first."""
     stale: set[int] = field(default_factory=set)
     """Parts whose manifests name blocks that were deleted."""
-    _names: dict[BlockHash, tuple[bytes, int]] = field(default_factory=dict)
-    """Of objects: name and size, which the index has no columns for."""
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +56,7 @@ class Catalog:
         if row == NO_ROW:
             return None
         location = self.index.location(row)
-        return Found(self._block(row), self.parts[location.bucket], location.offset)
+        return Found(self.index.block(row), self.parts[location.bucket], location.offset)
 
     def add_part(self, part: Part, entries: Iterable[Entry], *, is_stale: bool = False) -> None:
         """Each of its blocks takes the place of an earlier one of that name. `is_stale`: its manifest names more."""
@@ -68,11 +64,8 @@ class Catalog:
         if is_stale:
             self.stale.add(part.part_id)
         for block, offset in entries:
-            meta = block.meta
-            self.drop([meta.hash])
+            self.drop([block.meta.hash])
             self.index.add(block, Location(part.part_id, offset, part.part_id))
-            if meta.name:
-                self._names[meta.hash] = (meta.name, meta.value_bytes)
             part.num_live += 1
             part.live_bytes += block.stored_bytes
 
@@ -91,7 +84,7 @@ class Catalog:
     def entries(self, part: Part) -> list[Entry]:
         """Of what lives in it, in order."""
         return [
-            Entry(self._block(row), self.index.location(row).offset)
+            Entry(self.index.block(row), self.index.location(row).offset)
             for row in self.index.rows_in_bucket(part.part_id)
         ]
 
@@ -109,21 +102,6 @@ class Catalog:
         assert self.stale <= self.parts.keys()
         assert sum(part.num_live for part in self.parts.values()) == len(self.index)
 
-    def _block(self, row: int) -> BlockRecord:
-        block = self.index.block(row)
-        named = self._names.get(block.meta.hash)
-        if named is None:
-            return block
-        meta = replace(block.meta, name=named[0], value_bytes=named[1])
-        return BlockRecord(
-            meta,
-            block.length,
-            block.num_layers,
-            block.version,
-            block.seal_checksum,
-            block.created_s,
-        )
-
     def _drop(self, block_hash: BlockHash) -> bool:
         row = self.index.find(block_hash)
         if row == NO_ROW:
@@ -133,5 +111,4 @@ class Catalog:
         part.live_bytes -= self.index.block(row).stored_bytes
         self.stale.add(part.part_id)
         self.index.remove(row)
-        self._names.pop(block_hash, None)
         return True

@@ -51,11 +51,12 @@ class PutQueue:
         self.num_bytes += put.block.stored_bytes
         self.waiting_bytes += put.block.stored_bytes
 
-    def cancel(self, hashes: Sequence[BlockHash]) -> None:
-        for block_hash in hashes:
-            put = self._by_hash.pop(block_hash, None)
-            if put is not None:
-                put.is_cancelled = True
+    def cancel(self, hashes: Sequence[BlockHash]) -> bool:
+        """Whether any of them was waiting or being written; they will not be stored."""
+        found = [put for each in hashes if (put := self._by_hash.pop(each, None)) is not None]
+        for put in found:
+            put.is_cancelled = True
+        return bool(found)
 
     def all_pending(self) -> list[Pending]:
         """Those that are being written too, but for the cancelled among them."""

@@ -44,6 +44,11 @@ class Shared:
     early_deletes: set[BlockHash] = field(default_factory=set)
     """Asked for before it was open."""
 
+    @property
+    def is_unsettled(self) -> bool:
+        """With the lock held: a start would find what was deleted."""
+        return not self.is_open or bool(self.queue.deletes or self.garbage or self.catalog.stale)
+
     def discard(self, part: Part) -> None:
         """With the lock held: its objects are to go."""
         self.garbage.update(zip(part.keys, (0, part.num_bytes), strict=True))

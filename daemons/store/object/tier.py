@@ -102,12 +102,19 @@ class ObjectTier:
         with self._lock:
             if shared.is_closed:
                 raise Unavailable(GONE)
-            self._queue.cancel(hashes)
+            was_waiting = self._queue.cancel(hashes)
+            dropped = self._catalog.drop(hashes)
+            shared.counters.deleted_blocks += len(dropped)
             if not shared.is_open and len(shared.early_deletes) < _MAX_EARLY_DELETES:
                 shared.early_deletes.update(hashes)
-            shared.counters.deleted_blocks += len(self._catalog.drop(hashes))
-            self._queue.deletes.append(done)
-            self._lock.notify_all()
+            may_return = was_waiting or dropped or shared.is_unsettled
+            if not may_return:
+                done.set_result(True)
+            elif shared.health.is_resting:
+                done.set_exception(Unavailable(shared.health.why))
+            else:
+                self._queue.deletes.append(done)
+                self._lock.notify_all()
         return done
 
     # Reading.
@@ -261,7 +268,7 @@ class ObjectTier:
         shared, now_s = self._shared, self._clock()
         if not shared.is_open:
             return None if shared.is_closed else now_s
-        if self._queue.deletes or shared.garbage or self._catalog.stale:
+        if shared.is_unsettled:
             return now_s
         oldest_s = self._queue.oldest_s
         if oldest_s is None:

@@ -1,0 +1,53 @@
+"""Filling a pool beyond its DRAM, and reading it back from wherever it is."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from daemons.client.cluster import ClusterClient
+from daemons.client.staging import staged
+from daemons.core.ids import BlockHash
+from daemons.protocol.block import BlockFilter, BlockLocation, FlushBlocksReply, Tier
+from kit.pool import NUM_LAYERS, ROW, Pool, SourceMemory, read_all
+
+
+def put_all(pool: Pool, source: SourceMemory, hashes: Sequence[BlockHash], step: int = 7) -> None:
+    """As a prefill does, but again until there is room."""
+    deadline_s = time.monotonic() + 30
+    for first in range(0, len(hashes), step):
+        left = list(range(first, min(first + step, len(hashes))))
+        while left:
+            assert time.monotonic() < deadline_s, "no room"
+            results = pool.put([source.block(index, list(hashes)) for index in left]).results
+            left = [
+                index
+                for index, result in zip(left, results, strict=True)
+                if result not in ("stored", "already_sealed")
+            ]
+            time.sleep(0.02 if left else 0)
+
+
+def read_in_pieces(
+    source: SourceMemory, locations: list[BlockLocation], piece: int = 3
+) -> np.ndarray:
+    """Bytes `[layer][k|v][block][row]`, all verified."""
+    arena = np.zeros((2 * NUM_LAYERS, len(locations), ROW), np.uint8)
+    for first in range(0, len(locations), piece):
+        wanted = locations[first : first + piece]
+        with staged(wanted, timeout_s=10) as here:
+            num_good, read, bad = read_all(source.engine, here)
+        assert (num_good, bad) == (len(wanted), []), f"at block {first}"
+        arena[:, first : first + len(wanted)] = read.reshape(2 * NUM_LAYERS, len(wanted), ROW)
+    return arena.reshape(-1)
+
+
+def flush(cluster: ClusterClient, to: Tier = "ssd", *, evict: bool) -> FlushBlocksReply:
+    """Until nothing is left."""
+    deadline_s = time.monotonic() + 20
+    while True:
+        reply = cluster.flush_blocks(BlockFilter(), to=to, evict=evict)
+        if reply.num_left == 0:
+            return reply
+        assert time.monotonic() < deadline_s, reply
+        time.sleep(0.05)
