@@ -68,8 +68,8 @@ $(VENV)/.installed-engine: pyproject.toml | $(BIN)/python
 
 # The larger set holds the smaller one.
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	@echo "Installing mooncake-mc[engine,test] into $(VENV) (torch is a few hundred MB the first time)" >&2
-	@$(PIP_INSTALL) -e '.[engine,test]' >&2
+	@echo "Installing mooncake-mc[engine,s3,test] into $(VENV) (torch is a few hundred MB the first time)" >&2
+	@$(PIP_INSTALL) -e '.[engine,s3,test]' >&2
 	@touch $(VENV)/.installed-engine $@
 
 $(BIN)/python:
