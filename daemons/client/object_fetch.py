@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from daemons.client.node_health import PATIENT_S, NodeHealth
 from daemons.client.object_cache import Found
 from daemons.client.object_format import (
     PIECE_BYTES,
@@ -32,7 +33,7 @@ from daemons.transfer import ByteArray
 
 _PARALLEL_BYTES: Final = 4 * MIB
 """Below it handing work to other threads costs more than it saves."""
-_FAILOVER_S: Final = 0.25
+_FAILOVER_S: Final = 0.15
 _FAILOVER_BYTES_PER_S: Final = 100 * MIB
 """A replica that is slower is given up where there is another one."""
 
@@ -57,6 +58,7 @@ class ObjectFetch:
         self._reader = reader
         self._lookup = lookup
         self._pool = pool
+        self._health = NodeHealth(on_suspect=lookup.report_suspect)
         self._num_workers = num_workers
 
     def values(
@@ -182,6 +184,7 @@ class ObjectFetch:
             deadline_s,
             found.places[0].location.length,
             lambda place, left_s: self._reader.read_object(place, target, left_s),
+            may_ask=found.is_cached,
         )
         if not footer.chunk_bytes:
             return footer, body
@@ -202,6 +205,7 @@ class ObjectFetch:
                 deadline_s,
                 target.nbytes,
                 lambda place, left_s: self._reader.read_range(place, start, target, left_s),
+                may_ask=found.is_cached,
             )
             return target
         read = self._failing_over(
@@ -209,6 +213,7 @@ class ObjectFetch:
             deadline_s,
             location.length,
             lambda place, left_s: self._reader.read_object(place, None, left_s),
+            may_ask=found.is_cached,
         )
         self._read_chunks(found, read, (start, end), target, deadline_s)
         return target
@@ -254,21 +259,37 @@ class ObjectFetch:
         deadline_s: float,
         num_bytes: int,
         read: Callable[[Place, float], Result],
+        *,
+        may_ask: bool = False,
     ) -> Result:
-        """From the first place that gives it. Raises what the last one did."""
+        """From the first place that gives it, nodes in doubt last. Raises what the last one did.
+
+        The last one gets what time is left, or PATIENT_S where it is in doubt; with `may_ask` no more than the others,
+        for the master may know of a better one.
+        """
         error: McError = BadSeal("there is no replica that the manifest names")
-        for index, place in enumerate(places):
+        doubted = [place for place in places if self._health.is_suspect(place.location)]
+        ranked = [place for place in places if place not in doubted] + doubted
+        for index, place in enumerate(ranked):
             left_s = deadline_s - time.monotonic()
-            if index + 1 < len(places):
+            if index + 1 == len(ranked) and place in doubted:
+                left_s = min(left_s, PATIENT_S)
+            if index + 1 < len(ranked) or may_ask:
                 left_s = min(left_s, _FAILOVER_S + num_bytes / _FAILOVER_BYTES_PER_S)
             left_s = max(0.05, left_s)
             try:
                 if place.location.tier == "dram":
-                    return read(place, left_s)
-                with self._lookup.in_memory(place, left_s) as near:
-                    return read(near, left_s)
+                    result = read(place, left_s)
+                else:
+                    with self._lookup.in_memory(place, left_s) as near:
+                        result = read(near, left_s)
             except (TransferError, Unavailable) as failure:
                 error = failure
+                if isinstance(failure, Unavailable):
+                    self._health.failed(place.location, failure.message)
+            else:
+                self._health.answered(place.location)
+                return result
         raise error
 
     def _run(self, indexes: Sequence[int], work: Callable[[int], None], num_bytes: int) -> None:

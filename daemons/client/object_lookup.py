@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from daemons.client.node_health import suspicion
 from daemons.client.object_cache import Found, ObjectCache
 from daemons.client.object_format import Footer
 from daemons.client.object_reader import Place
@@ -28,6 +29,7 @@ from daemons.store.runs import runs_of
 from daemons.transfer.capability import MAX_RANGES
 
 LEASE_S: Final = 10.0
+_SUSPICION_S: Final = 0.05
 _RETRY_S: Final = 0.05
 _PAGE_CHUNKS: Final = 4096
 
@@ -98,6 +100,11 @@ class ObjectLookup:
         message = BadReplica(hash=location.hash, node=location.node, why=why)
         with contextlib.suppress(McError), self._sessions.borrow() as session:
             session.ask_master(message, Ok, 1.0)
+
+    def report_suspect(self, location: BlockLocation, why: str) -> None:
+        """Others are preferred until the node's next beat; a master that does not answer now is not waited for."""
+        with contextlib.suppress(McError), self._sessions.borrow() as session:
+            session.ask_master(suspicion(location, why), Ok, _SUSPICION_S)
 
     def remember(
         self,

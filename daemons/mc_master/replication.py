@@ -26,6 +26,9 @@ from daemons.store.directory import MAX_WANTED
 log = logging.getLogger(__name__)
 
 ReplicationRequest = CopyFailed | ReplicateBlocks | MoveBlocks | DrainNode
+MAX_MATCHED: Final = 100_000
+"""By one message: the master must not stand still for it."""
+
 _NOTICE_BLOCKS: Final = 4096
 
 
@@ -67,7 +70,7 @@ class ReplicationHandlers:
         hashes = {block_hash for held in holders.values() for block_hash in held}
         directory, prefer = self._state.directory, tuple(message.prefer)
         changed = {h for h in hashes if directory.wanted_of(h) != message.count}
-        for block_hash in hashes:
+        for block_hash in changed:
             directory.blocks.want(directory.blocks.row_by_hash[block_hash], message.count)
             self._replicating.ask(block_hash, prefer)
         for node, held in holders.items():
@@ -82,13 +85,14 @@ class ReplicationHandlers:
         self._check_target(message.to)
         if message.filter.node == message.to:
             raise Rejected(f"{message.to} is where they are; name another node to move them to")
+        moving, directory = self._replicating.moving, self._state.directory
         holders = self._holders(message.filter)
-        there = set(self._holders(BlockFilter(node=message.to)).get(message.to, ()))
         hashes = {block_hash for held in holders.values() for block_hash in held}
         for block_hash in hashes:
-            if block_hash not in there or message.filter.node is not None:
-                self._replicating.move(block_hash, message.to, message.filter.node)
-        return ReplicateReply(num_blocks=len(hashes), num_left=self._replicating.num_moving(hashes))
+            is_there = directory.length_on((message.to, "dram"), block_hash) > 0
+            if message.filter.node is not None or not is_there:
+                moving.ask(block_hash, message.to, message.filter.node)
+        return ReplicateReply(num_blocks=len(hashes), num_left=moving.num_of(hashes))
 
     def _drain(self, message: DrainNode) -> None:
         member = self._state.membership.get(message.node)
@@ -122,6 +126,12 @@ class ReplicationHandlers:
         holders: dict[NodeId, dict[BlockHash, None]] = {}
         for (node, _), hashes in found.items():
             holders.setdefault(node, {}).update(dict.fromkeys(hashes))
+        most = max(map(len, holders.values()), default=0)
+        if most > MAX_MATCHED:
+            raise Rejected(
+                f"{most} blocks of one node match, {MAX_MATCHED} at a time are the most; narrow it with a hash prefix, "
+                "a model or a node, or set pool.replicas for all"
+            )
         return {node: list(hashes) for node, hashes in holders.items()}
 
     def _remember(self, node: NodeId, hashes: list[BlockHash], count: int) -> None:

@@ -1,0 +1,172 @@
+"""Copies between cache nodes as the master has them made: where a block is, what is ordered and not reported yet.
+
+What is to be copied is others' to decide; here it is bounded, sent, and given up when nobody speaks of it again.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from daemons.conductor.membership import Member
+from daemons.conductor.replication import BlockCopies, CopyBudget, CopyNode
+from daemons.config.common import size_bytes
+from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.state import MasterState
+from daemons.protocol.block import BlockLocation, FreeBlocks
+from daemons.protocol.replication import CopyBlocks, CopyFailed, CopyOrder
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 100_000
+
+_PAUSE_S: Final = 1.0
+"""A node that failed is asked for nothing so long."""
+
+_FIRST_REST_S: Final = 0.5
+_LAST_REST_S: Final = 60.0
+"""What failed once may fail for long: no room for its size, a source that cannot be reached."""
+
+
+@dataclass(slots=True)
+class Away:
+    """A node that may be back: until then, what it held counts as there."""
+
+    until_s: float
+    domain: str
+
+
+class Copies:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState) -> None:
+        pool = state.config.pool
+        self.budget = CopyBudget(
+            size_bytes(pool.copy_in_flight, "pool.copy_in_flight"),
+            size_bytes(pool.copy_rate, "pool.copy_rate"),
+        )
+        self.away: dict[NodeId, Away] = {}
+        self._state = state
+        self._orders: dict[NodeId, list[CopyOrder]] = {}
+        self._resting: dict[BlockHash, tuple[float, float]] = {}
+        """Blocks that could not be copied: until when they are left alone, and for how long next time."""
+
+    def nodes(self) -> dict[NodeId, CopyNode]:
+        return {
+            member.node.node: CopyNode(
+                node=member.node.node,
+                domain=domain_of(member),
+                is_staying=not member.is_draining,
+                can_take=member.state == "alive" and not member.is_draining,
+                used_bytes=member.used_bytes,
+                capacity_bytes=member.capacity_bytes,
+            )
+            for member in self._state.membership
+            if member.node.segments and member.state != "dead"
+        }
+
+    def look(self, block_hash: BlockHash) -> tuple[BlockCopies | None, list[BlockLocation]]:
+        """Where it is, and where it can be copied from: DRAM, of nodes that answer where there are any."""
+        state = self._state
+        directory = state.directory
+        found = directory.locate([block_hash], now_s=state.now_s(), lease_s=0)[0]
+        if not found:
+            return None, []
+        kept = directory.kept_nodes(block_hash) if self.away else set()
+        block = BlockCopies(
+            hash=block_hash,
+            num_bytes=found[0].length + found[0].trailer_bytes,
+            wanted=directory.wanted_of(block_hash) or state.config.pool.replicas,
+            holders=tuple(dict.fromkeys(at.node for at in found)),
+            away=frozenset(self.away[node].domain for node in kept if node in self.away),
+        )
+        in_dram = [at for at in found if at.tier == "dram"]
+        answering = [at for at in in_dram if _state_of(state, at.node) == "alive"]
+        return block, answering or in_dram
+
+    def order(
+        self,
+        block: BlockCopies,
+        sources: Sequence[BlockLocation],
+        target: NodeId,
+        *,
+        is_paced: bool,
+    ) -> None:
+        """Goes out with the next `send`."""
+        state = self._state
+        now_s = state.now_s()
+        row = state.directory.blocks.row_by_hash[block.hash]
+        # Readers spread over the sources as the hashes do.
+        source = sources[block.hash[-1] % len(sources)]
+        created_s = state.directory.blocks.created_s[row]
+        self._orders.setdefault(target, []).append(
+            CopyOrder(
+                meta=state.directory.blocks.meta_of(row),
+                source=source,
+                age_ms=int(1000 * max(0.0, now_s - created_s)),
+                wanted=state.directory.wanted_of(block.hash),
+            )
+        )
+        self.budget.start(block.hash, target, block.num_bytes, is_paced=is_paced, now_s=now_s)
+
+    def send(self) -> None:
+        orders, self._orders = self._orders, {}
+        for target, copies in orders.items():
+            member = self._state.membership.get(target)
+            if member is not None and self._state.out.notify(member, CopyBlocks(copies=copies)):
+                self._state.metrics.copies.labels("ordered").inc(len(copies))
+                continue
+            for order in copies:
+                self.budget.end(order.meta.hash, target)
+            self.budget.pause(target, self._state.now_s() + _PAUSE_S)
+
+    def free(self, node: NodeId, hashes: list[BlockHash]) -> None:
+        member = self._state.membership.get(node)
+        if member is not None and hashes:
+            self._state.out.notify(member, FreeBlocks(hashes=hashes))
+
+    def sealed(self, block_hash: BlockHash, node: NodeId) -> None:
+        if self.budget.end(block_hash, node) and self._resting:
+            self._resting.pop(block_hash, None)
+
+    def failed(self, message: CopyFailed) -> list[BlockHash]:
+        """Those of them that were ordered; others are asked for a moment, and the block has a rest."""
+        state = self._state
+        ended = [h for h in message.hashes if self.budget.end(h, message.node)]
+        if ended:
+            state.metrics.copies.labels("failed").inc(len(ended))
+            self.budget.pause(message.node, state.now_s() + _PAUSE_S)
+            why = message.why[:200]
+            log.info("copies failed node=%s num=%d why=%r", message.node, len(ended), why)
+        for block_hash in ended:
+            self._rest(block_hash)
+        return ended
+
+    def expire(self) -> None:
+        late = self.budget.expire(self._state.now_s())
+        if late:
+            self._state.metrics.copies.labels("lost").inc(late)
+
+    def awake(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Without those that have a rest."""
+        if not self._resting:
+            return list(hashes)
+        now_s = self._state.now_s()
+        return [h for h in hashes if self._resting.get(h, (0.0, 0.0))[0] <= now_s]
+
+    def _rest(self, block_hash: BlockHash) -> None:
+        _, pause_s = self._resting.pop(block_hash, (0.0, _FIRST_REST_S))
+        if len(self._resting) >= MAX_WAITING:
+            del self._resting[next(iter(self._resting))]
+        longer_s = min(2 * pause_s, _LAST_REST_S)
+        self._resting[block_hash] = (self._state.now_s() + pause_s, longer_s)
+
+
+def domain_of(member: Member) -> str:
+    """What the node shares the fate of."""
+    return member.node.domain or member.node.host_id
+
+
+def _state_of(state: MasterState, node: NodeId) -> str:
+    member = state.membership.get(node)
+    return "dead" if member is None else member.state
