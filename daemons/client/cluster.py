@@ -38,6 +38,7 @@ from daemons.protocol.node import (
     ListNodesReply,
     ModelDescription,
 )
+from daemons.protocol.objects import NamespaceStat, StatNames, StatNamesReply
 from daemons.protocol.pin import PinBlocks, PinBlocksReply, PinLevel
 from daemons.protocol.replication import DrainNode, MoveBlocks, ReplicateBlocks, ReplicateReply
 from daemons.protocol.request import ListedRequest, ListRequests, ListRequestsReply
@@ -68,6 +69,10 @@ class ClusterClient:
 
     def cache_stat(self) -> CacheStatReply:
         return self._ask(CacheStat(), CacheStatReply)
+
+    def namespaces(self) -> list[NamespaceStat]:
+        """Those that hold objects."""
+        return self._ask(StatNames(), StatNamesReply).namespaces
 
     def blocks(self, chosen: BlockFilter, limit: int | None = None) -> Iterator[ListedBlock]:
         """Pages through the directory; blocks that come or go meanwhile may be missed or not."""

@@ -20,7 +20,7 @@ import numpy as np
 from daemons.client.identity import open_client_identity
 from daemons.client.object_cache import Found
 from daemons.client.object_fetch import ObjectFetch
-from daemons.client.object_format import ValueType, as_name, type_of
+from daemons.client.object_format import Kind, ValueType, as_name, type_of
 from daemons.client.object_lookup import ObjectLookup
 from daemons.client.object_reader import ObjectReader
 from daemons.client.object_source import SourceMemory
@@ -69,6 +69,7 @@ class ObjectStat:
     version: int
     num_chunks: int
     nodes: tuple[NodeId, ...]
+    kind: Kind
     dtype: str
     shape: tuple[int, ...]
 
@@ -119,13 +120,30 @@ class Store:
 
     # -- puts ----------------------------------------------------------------------------------------------------
 
-    def put(self, name: Name, value: Buffer, *, timeout_s: float | None = None) -> int:
-        """The version. The same bytes again succeed and move nothing; other bytes raise Conflict."""
-        return _one(self.put_many([(name, value)], timeout_s=timeout_s))
+    def put(
+        self,
+        name: Name,
+        value: Buffer,
+        *,
+        timeout_s: float | None = None,
+        like: ValueType | None = None,
+    ) -> int:
+        """The version. The same bytes again succeed and move nothing; other bytes raise Conflict.
 
-    def replace(self, name: Name, value: Buffer, *, timeout_s: float | None = None) -> int:
+        `like` is what to remember of its type in place of what `value` is.
+        """
+        return _one(self._put([(name, value)], timeout_s, replaces=False, like=like))
+
+    def replace(
+        self,
+        name: Name,
+        value: Buffer,
+        *,
+        timeout_s: float | None = None,
+        like: ValueType | None = None,
+    ) -> int:
         """Put in place of whatever is there, or of nothing; the new version is above every earlier one."""
-        return _one(self.replace_many([(name, value)], timeout_s=timeout_s))
+        return _one(self._put([(name, value)], timeout_s, replaces=True, like=like))
 
     def put_many(
         self, values: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
@@ -276,10 +294,16 @@ class Store:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _put(
-        self, values: Sequence[tuple[Name, Buffer]], timeout_s: float | None, *, replaces: bool
+        self,
+        values: Sequence[tuple[Name, Buffer]],
+        timeout_s: float | None,
+        *,
+        replaces: bool,
+        like: ValueType | None = None,
     ) -> list[int | McError]:
         items = [
-            Item(as_name(name), as_bytes(_on_host(value)), type_of(value)) for name, value in values
+            Item(as_name(name), as_bytes(_on_host(value)), like or type_of(value))
+            for name, value in values
         ]
         if len({item.name for item in items}) < len(items):
             raise Rejected("a name is there twice in one call")
@@ -319,6 +343,7 @@ class Store:
             version=found.places[0].location.version,
             num_chunks=footer.num_chunks,
             nodes=tuple(place.location.node for place in found.places),
+            kind=footer.type.kind,
             dtype=footer.type.dtype,
             shape=footer.type.shape,
         )
@@ -398,4 +423,4 @@ def _as_array(value: ByteArray, value_type: ValueType) -> Any:
     return tensor
 
 
-__all__ = ["Name", "ObjectStat", "Store"]
+__all__ = ["Kind", "Name", "ObjectStat", "Store", "ValueType"]

@@ -27,7 +27,8 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.node import ListNodesReply
 from daemons.protocol.replication import ReplicateReply
-from mcctl import cache_pins, render
+from mcctl import cache_objects, cache_pins, render
+from mcctl.cache_objects import ObjectResult
 from mcctl.cache_pins import hex_digits
 from mcctl.commands import new_app
 from mcctl.flush import FlushPlan
@@ -44,6 +45,11 @@ from mcctl.watching import watchable
 app = new_app()
 app.command()(cache_pins.pin)
 app.command()(cache_pins.unpin)
+app.command()(cache_objects.put)
+app.command()(cache_objects.get)
+app.command("rm")(cache_objects.remove)
+app.command()(cache_objects.export)
+app.command("import")(cache_objects.import_)
 
 Model = Annotated[str | None, typer.Option(help="Only blocks of this model.")]
 Tenant = Annotated[str | None, typer.Option(help="Only blocks of this tenant.")]
@@ -84,10 +90,11 @@ class StatResult(msgspec.Struct, frozen=True, kw_only=True):
     num_pinned: int
     tiers: dict[str, TierUsage]
     """Below DRAM."""
+    objects_by_namespace: dict[str, int]
 
 
 @app.command("list")
-@prints({"blocks": list[ListedBlock]})
+@prints({"blocks": list[ListedBlock]}, {"objects": list[ObjectResult]})
 @watchable
 def list_blocks(
     context: typer.Context,
@@ -97,13 +104,21 @@ def list_blocks(
     hash_prefix: HashPrefix = None,
     node: Node = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    namespace: Annotated[
+        str | None, typer.Option(help="Not blocks, but the objects of this namespace.")
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Only objects whose names begin so.")] = "",
 ) -> None:
-    """Blocks of the directory and where their replicas are.
+    """Blocks of the directory, or with --namespace objects, and where their replicas are.
 
     \b
     Example: mcctl cache list --model SmolLM2-135M-Instruct --older-than 3600
+    Example: mcctl cache list --namespace training --prefix weights-
     """
     settings = settings_of(context)
+    if namespace is not None:
+        cache_objects.list_objects(settings, namespace, prefix, limit)
+        return
     chosen = _filter(model, tenant, older_than, hash_prefix, node)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         blocks = list(client.blocks(chosen, limit))
@@ -163,22 +178,32 @@ def show(
 
 
 @app.command()
-@prints(StatResult)
+@prints(StatResult, ObjectResult)
 @watchable
-def stat(context: typer.Context) -> None:
-    """Totals: blocks, bytes, leases, hits, evictions.
+def stat(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="An object; without it all.")] = None,
+    namespace: Annotated[str, typer.Option(help="The object's namespace.")] = "",
+) -> None:
+    """Totals: blocks, bytes, leases, hits, evictions, objects; or what is known of one object.
 
     \b
     Example: mcctl cache stat --output json
+    Example: mcctl cache stat weights-7 --namespace training
     """
     settings = settings_of(context)
+    if name is not None:
+        cache_objects.stat_object(settings, namespace, name)
+        return
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = client.cache_stat()
+        namespaces = client.namespaces()
     share = reply.num_hit_blocks / max(reply.num_lookup_blocks, 1)
     if settings.output == "json":
         names = set(StatResult.__struct_fields__) & set(CacheStatReply.__struct_fields__)
         fields = {name: getattr(reply, name) for name in names}
-        render.emit_json(StatResult(**fields, hit_share=share))
+        objects = {cache_objects.shown(each.namespace): each.num_names for each in namespaces}
+        render.emit_json(StatResult(**fields, hit_share=share, objects_by_namespace=objects))
         return
     facts = [
         (
@@ -195,7 +220,11 @@ def stat(context: typer.Context) -> None:
         ("stored", f"{reply.num_stored} since the master started"),
         ("evicted", str(reply.num_evicted)),
         ("cleared", str(reply.num_cleared)),
-        *((f"of {model}", f"{count} blocks") for model, count in reply.blocks_by_model.items()),
+        *(
+            (f"of {model or 'objects'}", f"{count} blocks")
+            for model, count in reply.blocks_by_model.items()
+        ),
+        *cache_objects.namespace_facts(namespaces),
     ]
     _emit_facts(settings.output, facts)
 

@@ -1,5 +1,6 @@
 """Named objects with real daemons: nothing half, nothing lost, nothing that comes back from a node that was away."""
 
+import json
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from kit.object_pool import ObjectPool, wait_for
 
 from daemons.core.errors import Conflict, McError, Unavailable
 from mcctl import Store
+from mcctl.main import main
+from mcctl.object_archive import export_objects, import_objects
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +155,54 @@ def test_a_deleted_name_is_gone_for_everyone_at_once(pool: ObjectPool, store: St
         assert not reader.delete("gone")
         reader.put("gone", b"y")
         assert reader.get("gone") == b"y"
+
+
+def test_mcctl_puts_gets_lists_and_deletes(
+    pool: ObjectPool,
+    store: Store,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    def run(*arguments: str) -> tuple[int, bytes]:
+        words = ["--endpoint", pool.endpoint, *arguments, "--namespace", store.namespace.decode()]
+        return main(words), capfdbinary.readouterr().out
+
+    value = os.urandom(3_000_000)
+    for name, content in (("value", value), ("abc", b"abc"), ("abd", b"abd")):
+        (tmp_path / name).write_bytes(content)
+    assert run("cache", "put", "large", str(tmp_path / "value"))[0] == 0
+    assert run("cache", "put", "small", str(tmp_path / "abc"))[0] == 0
+    assert run("cache", "put", "small", str(tmp_path / "abd"))[0] == 4
+    assert run("cache", "get", "large", "--out", str(tmp_path / "back"))[0] == 0
+    assert (tmp_path / "back").read_bytes() == value
+    assert run("cache", "get", "large", "--offset", "999", "--length", "5") == (0, value[999:1004])
+    listed = run("--output", "json", "cache", "list", "--prefix", "la")
+    assert [each["name"] for each in json.loads(listed[1])["objects"]] == ["large"]
+    assert run("cache", "rm", "small", "--yes")[0] == 0
+    assert run("cache", "stat", "small")[0] == 3
+
+
+@pytest.mark.parametrize("kind", ["out.tar", "out"])
+def test_an_export_is_imported_whole_or_not_at_all(
+    store: Store, tmp_path: Path, kind: str, pool: ObjectPool
+) -> None:
+    values: dict[str, bytes] = {f"o{n}": os.urandom(n * 300_000) for n in range(6)}
+    store.put_many(list(values.items()))
+    store.put("array", np.arange(10.0).reshape(2, 5))
+    path = tmp_path / kind
+    assert len(export_objects(store, path, print).objects) == 7
+    with Store(pool.endpoint, namespace=store.namespace + b"-2") as second:
+        assert import_objects(second, path, print, replaces=False).num_put == 7
+        assert second.get_many(list(values)) == list(values.values())
+        assert np.array_equal(second.get_array("array"), np.arange(10.0).reshape(2, 5))
+    damaged = path / "objects" / "00000005" if kind == "out" else path
+    with damaged.open("r+b") as file:
+        file.seek(1_500)
+        file.write(b"damage")
+    with Store(pool.endpoint, namespace=store.namespace + b"-3") as third:
+        with pytest.raises(McError):
+            import_objects(third, path, print, replaces=False)
+        assert not list(third.list())
 
 
 _PUT_AND_DIE = """
