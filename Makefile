@@ -4,6 +4,7 @@
 # make install      install on this host, as root: systemd/install.sh
 # make wheelhouse   gather in dist/wheelhouse all that a host without a network needs to install
 # make test-systemd the units under a systemd in namespaces, as root
+# make soak         hurt a pool at random for SOAK_S seconds, and check every byte that is read; SEED=1 repeats a run
 # make lint         the checks of tests/shipped alone
 # make clean        remove .venv and caches
 #
@@ -18,6 +19,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 ENGINE ?= 1
+SOAK_S ?= 600
+SEED ?= 1
 PREFIX ?= /opt/mooncake
 WHEELHOUSE ?= dist/wheelhouse
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(TORCH_INDEX)
@@ -25,7 +28,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(TORCH_
 # OpenMP threads that spin on busy cores slow a step 10-60x.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test test-systemd rdma install wheelhouse lint clean
+.PHONY: quickstart test test-systemd soak rdma install wheelhouse lint clean
 .DELETE_ON_ERROR:
 
 # A person gets the table; a pipe gets the JSON object on stdout and the table on stderr.
@@ -54,6 +57,9 @@ wheelhouse: | $(BIN)/python
 
 test-systemd: $(VENV)/.installed-test
 	REQUIRE=systemd $(BIN)/python -m pytest tests/systemd $(PYTEST_ARGS)
+
+soak: $(VENV)/.installed-test
+	cd tests && ../$(BIN)/python -m soak --seconds $(SOAK_S) --seed $(SEED)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/shipped $(PYTEST_ARGS)

@@ -1,0 +1,84 @@
+"""Threads that put, replace, delete and read objects while the pool is hurt, and check every byte they get."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from daemons.client.objects import Store
+from daemons.core.errors import Conflict, McError
+from soak.model import NameModel, value_of
+
+_SIZES = (24, 100, 4096, 70_000, 1_500_000)
+_TIMEOUT_S = 3.0
+
+
+class Client(threading.Thread):
+    """Writes its own names, and reads those of all. `violations` is what must stay empty."""
+
+    def __init__(
+        self, master: str, seed: int, own: Sequence[NameModel], everything: Sequence[NameModel]
+    ) -> None:
+        super().__init__(name=f"soak-client-{seed}", daemon=True)
+        self.counts: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.ends = threading.Event()
+        self._master = master
+        self._random = random.Random(seed)  # repeatable, not secret
+        self._own = list(own)
+        self._everything = everything
+
+    def run(self) -> None:
+        with Store(self._master, namespace="soak", timeout_s=_TIMEOUT_S, num_threads=1) as store:
+            while not self.ends.is_set():
+                try:
+                    self._step(store)
+                except AssertionError as error:
+                    self.violations.append(str(error))
+                except McError as error:
+                    self.counts[f"error {error.code}"] += 1
+
+    def _step(self, store: Store) -> None:
+        if self._random.random() < 0.55:
+            self._read(store, self._random.choice(self._everything))
+        else:
+            self._write(store, self._random.choice(self._own))
+
+    def _write(self, store: Store, model: NameModel) -> None:
+        verb = self._random.choices(("put", "replace", "delete"), (3, 4, 2))[0]
+        name, length = name_of(model), self._random.choice(_SIZES)
+        if verb == "put" and model.must_exist:
+            self._put_over(store, model, length)
+            return
+        attempt = model.begin()
+        if verb == "delete":
+            store.delete(name)
+        else:
+            store.replace(name, value_of(model.number, attempt, length))
+        model.acknowledged(attempt, is_deleted=verb == "delete")
+        self.counts[verb] += 1
+
+    def _put_over(self, store: Store, model: NameModel, length: int) -> None:
+        """Other bytes under a name that is there: never stored, or the name had been lost and is new."""
+        attempt = model.begin()
+        try:
+            store.put(name_of(model), value_of(model.number, attempt, length))
+        except Conflict:
+            model.refused()
+            self.counts["conflict"] += 1
+        else:
+            model.acknowledged(attempt, is_deleted=False)
+            self.counts["put over a lost one"] += 1
+
+    def _read(self, store: Store, model: NameModel) -> None:
+        last = model.last(is_own=model in self._own)
+        value = store.get(name_of(model))
+        if value is None:
+            self.counts["miss"] += 1
+            return
+        model.check(value, last)
+        self.counts["read"] += 1
+
+
+def name_of(model: NameModel) -> bytes:
+    return b"name-%d" % model.number
