@@ -56,7 +56,8 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(ErrorObject(message, kind, self.param, self.code)))
 
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

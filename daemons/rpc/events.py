@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 MAX_TOPICS = 1024
 _REOPEN_S = 0.05
-_REOPEN_TRIES = 200
+_PATIENT_TRIES = 200
+_LATER_S = 1.0
 _SEQUENCE = struct.Struct("<Q")
 
 
@@ -91,7 +92,7 @@ class Publisher:
         """A socket cannot drop one reader. All are dropped; who may, connects again at once and sees the gap."""
         if not self._is_closed:
             self._drop()
-            self._reopen(_REOPEN_TRIES)
+            self._reopen(0)
 
     def _reopen(self, num_tries: int) -> None:
         if self._is_closed:
@@ -99,11 +100,11 @@ class Publisher:
         try:
             self._open(self.endpoint)
         except zmq.ZMQError as error:
-            # The library frees the address in its own time.
-            if num_tries:
-                self._loop.call_later(_REOPEN_S, self._reopen, num_tries - 1)
-            else:
+            # The library frees the address in its own time; beyond that another process has it.
+            if num_tries == _PATIENT_TRIES:
                 log.error("events are off at=%s why=%s", self.endpoint, error)  # noqa: TRY400 - no bug
+            delay_s = _REOPEN_S if num_tries < _PATIENT_TRIES else _LATER_S
+            self._loop.call_later(delay_s, self._reopen, num_tries + 1)
 
     def _on_readable(self) -> None:
         """[1][topic] when the first reader of a topic comes, [0][topic] when its last has left."""

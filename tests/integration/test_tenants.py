@@ -22,6 +22,7 @@ from daemons.config.mc_gateway import GatewayConfig, TenantsSection
 from daemons.config.usage import day_of, usage_file
 from daemons.core.errors import ConfigError
 from daemons.mc_gateway.app import GatewayApp
+from daemons.mc_gateway.tenants import may_read_metrics
 from daemons.protocol.prefix_hash import block_hashes, tenant_namespace
 from mcctl.main import main
 
@@ -83,6 +84,7 @@ def test_only_a_good_key_comes_in(bench: Bench, desk: Desk) -> None:
         refused = ask(bench, wrong)
         assert refused.status_code == 401
         assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert refused.headers["www-authenticate"] == "Bearer"
     assert bench.http.get("/v1/models").status_code == 401
     shown = bench.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
     assert shown.status_code == 200
@@ -194,6 +196,22 @@ def test_a_broken_tenant_file_is_78_at_the_start_and_ignored_later(
         )
         with pytest.raises(ConfigError, match=file):
             GatewayApp(config)
+
+
+@pytest.mark.parametrize(
+    ("client", "is_open", "is_shown"),
+    [
+        (("127.0.0.1", 1), False, True),
+        (("::1", 1), False, True),
+        (("10.0.0.9", 1), False, False),
+        (("10.0.0.9", 1), True, True),
+        (None, False, False),
+    ],
+)
+def test_metrics_that_name_tenants_are_for_this_host(
+    client: tuple[str, int] | None, is_open: bool, is_shown: bool
+) -> None:
+    assert may_read_metrics({"type": "http", "client": client}, is_open=is_open) is is_shown
 
 
 def test_quotas_hold_over_a_restart(tmp_path: Path, desk: Desk) -> None:

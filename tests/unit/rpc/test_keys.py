@@ -283,6 +283,8 @@ def test_a_secret_of_another_length_is_no_key() -> None:
         ("ipc:///run/x", True),
         ("127.0.0.1", True),
         ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
         ("tcp://10.0.0.1:7700", False),
         ("tcp://0.0.0.0:7700", False),
         ("tcp://*:7700", False),
