@@ -47,7 +47,7 @@ def is_loopback(address: str) -> bool:
         return True
     try:
         found = ipaddress.ip_address(host)
-        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-        return (mapped or found).is_loopback
     except ValueError:
         return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
