@@ -74,6 +74,7 @@ class MasterApp:
             directory_path=self._state_dir,
             grants=ReplyGrants(secret),
         )
+        self.state.directory.default_wanted = config.pool.replicas
         self._handlers = Handlers(self.state, drains)
         if identity is not None:
             identity.allowed.on_revoked.append(self._put_out_revoked)
@@ -106,11 +107,13 @@ class MasterApp:
         )
 
     def reload(self, fresh: MasterConfig) -> None:
-        """Takes over [conductor] and the watermarks; everything else needs a restart."""
+        """Takes over [conductor] and [pool] but for pool.eviction; everything else needs a restart."""
         state = self.state
         state.config = fresh
         state.conductor.tuning = tuning_of(fresh)
         state.requests.limit = fresh.conductor.request_log
+        state.directory.default_wanted = fresh.pool.replicas
+        self._handlers.replicating.copies.reload()
 
     def close(self) -> None:
         self._handlers.blocks.close()

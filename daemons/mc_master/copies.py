@@ -40,16 +40,19 @@ class Copies:
     """Loop thread only."""
 
     def __init__(self, state: MasterState) -> None:
-        pool = state.config.pool
-        self.budget = CopyBudget(
-            size_bytes(pool.copy_in_flight, "pool.copy_in_flight"),
-            size_bytes(pool.copy_rate, "pool.copy_rate"),
-        )
+        self.budget = CopyBudget(1, 1)
         self.away: dict[NodeId, Away] = {}
         self._state = state
         self._orders: dict[NodeId, list[CopyOrder]] = {}
         self._resting: dict[BlockHash, tuple[float, float]] = {}
         """Blocks that could not be copied: until when they are left alone, and for how long next time."""
+        self.reload()
+
+    def reload(self) -> None:
+        """The limits, from the config as it is now."""
+        pool = self._state.config.pool
+        self.budget.max_in_flight_bytes = size_bytes(pool.copy_in_flight, "pool.copy_in_flight")
+        self.budget.bytes_per_s = size_bytes(pool.copy_rate, "pool.copy_rate")
 
     def nodes(self) -> dict[NodeId, CopyNode]:
         return {

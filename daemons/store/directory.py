@@ -34,6 +34,9 @@ FRESH_MS = 1000
 MAX_WANTED = 8
 """Replicas of one block that anybody may ask for."""
 
+SURPLUS_IDLE_S = 60.0
+"""Hot blocks may have more replicas than they should."""
+
 
 @dataclass(slots=True)
 class LookupCounts:
@@ -53,6 +56,8 @@ class Directory:
         self.lookups = LookupCounts()
         self.policy = policy or POLICIES["lru"]
         self.heat = HeatTable() if self.policy.needs_heat else None
+        self.default_wanted = 1
+        """Replicas of a block that has no number of its own: with more, idle ones are evicted first."""
         self.slot_by_place: dict[Place, int] = {}
         self.away: dict[BlockHash, NodeId] = {}
         """Objects whose last replica went with this node, which may bring it back."""
@@ -657,13 +662,42 @@ class Directory:
         blocks = np.frombuffer(self.replicas.block, np.int32)[held]
         may_go = np.frombuffer(self.replicas.named_until_s, np.float64)[held] <= now_s
         may_go &= self.leases.until_column()[blocks] <= now_s
+        groups = [may_go]
         pins = self.pins.levels(self.blocks, now_s=now_s)
-        if pins is None:
-            return self._lowest(held[may_go], num_bytes)
-        level = pins[blocks]
-        rows = self._lowest(held[may_go & (level < SOFT)], num_bytes)
-        missing = num_bytes - sum(self.replicas.length[row] for row in rows)
-        return rows + self._lowest(held[may_go & (level >= SOFT) & (level < HARD)], missing)
+        if pins is not None:
+            level = pins[blocks]
+            groups = [may_go & (level < SOFT), may_go & (level >= SOFT) & (level < HARD)]
+        surplus = self._is_surplus(blocks, now_s)
+        if surplus is not None:
+            groups[:1] = [groups[0] & surplus, groups[0] & ~surplus]
+        rows: list[int] = []
+        for group in groups:
+            chosen = self._lowest(held[group], num_bytes)
+            rows += chosen
+            num_bytes -= sum(self.replicas.length[row] for row in chosen)
+            if num_bytes <= 0:
+                break
+        return rows
+
+    def _is_surplus(self, blocks: NDArray[np.int32], now_s: float) -> NDArray[np.bool_] | None:
+        """Blocks with more replicas in DRAM than they should, unused for a while: no prefix is cut without this one."""
+        is_counted = np.array(
+            [
+                slot is not None and not slot.is_dropped and slot.tier == "dram"
+                for slot in self.replicas.slots
+            ]
+            + [False],
+            bool,
+        )
+        if is_counted.sum() < 2:
+            return None
+        counted = is_counted[self.replicas.slot_column()]
+        count = np.bincount(
+            np.frombuffer(self.replicas.block, np.int32)[counted], minlength=len(self.blocks.kind)
+        )[blocks]
+        own = np.frombuffer(self.blocks.wanted, np.uint8)[blocks]
+        is_idle = self.leases.used_column()[blocks] < now_s - SURPLUS_IDLE_S
+        return (count > np.where(own > 0, own, self.default_wanted)) & is_idle
 
     def _lowest(self, held: NDArray[np.intp], num_bytes: int) -> list[int]:
         """Of these replicas, as the policy has it."""

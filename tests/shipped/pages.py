@@ -78,7 +78,7 @@ def config_page(process: str) -> str:
 
 def _reloaded(process: str) -> str:
     if process == "mc-master":
-        return "the daemon reads log.level, the section conductor and the watermarks of pool again."
+        return "the daemon reads log.level and the sections conductor and pool again, but for pool.eviction."
     return "the daemon reads log.level again; all else needs a restart."
 
 

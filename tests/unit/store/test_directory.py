@@ -12,7 +12,7 @@ from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import DataAddress, RegionRef
-from daemons.store.directory import RENAME_AFTER_S, Directory
+from daemons.store.directory import RENAME_AFTER_S, SURPLUS_IDLE_S, Directory
 from daemons.store.eviction import POLICIES
 from daemons.store.heat import HALF_LIFE_S
 from daemons.store.listing import list_blocks, select_replicas, total
@@ -438,6 +438,22 @@ def test_a_named_victim_is_not_offered_to_readers() -> None:
     made.victims(N0, LENGTH, now_s=2)
     assert len(made.match_prefix(hashes, now_s=2, lease_s=1)) == 5
     assert len(made.match_prefix(hashes, now_s=2 + RENAME_AFTER_S, lease_s=1)) == 6
+
+
+def test_idle_replicas_of_which_there_are_more_than_wanted_are_victims_first() -> None:
+    made = directory(N0, N1)
+    old, both = CHAINS[:2]
+    made.record_sealed(N0, sealed(old), now_s=0)
+    for node in (N0, N1):
+        made.record_sealed(node, sealed(both), now_s=10)
+    now_s = 10 + SURPLUS_IDLE_S
+    assert made.victims(N0, LENGTH, now_s=now_s) == [old[-1]], "in use a moment ago"
+    now_s += RENAME_AFTER_S
+    assert made.victims(N0, 2 * LENGTH, now_s=now_s) == both[: -len(both) - 1 : -1][:2]
+    now_s += RENAME_AFTER_S
+    made.default_wanted = 2
+    assert made.victims(N0, LENGTH, now_s=now_s) == [old[-1]], "two are wanted of all"
+    made.check_invariants()
 
 
 def test_victims_are_bounded_per_call() -> None:
