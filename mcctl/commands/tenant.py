@@ -14,7 +14,6 @@ from daemons.config.key_files import locked, write_whole
 from daemons.config.tenants import (
     ApiKey,
     ModelPrice,
-    Price,
     Tenant,
     TenantFile,
     hash_of,
@@ -255,7 +254,7 @@ def usage(
 
 
 @app.command()
-@prints({"prices": list[Price]})
+@prints({"prices": list[ModelPrice]})
 def price(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Its name, or * for those that have none.")],

@@ -1,0 +1,177 @@
+"""On a real cluster: verbs print as JSON what their schemas say, and daemons export what the dashboard asks for."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from kit.json_schema import problems
+from kit.models import make_tiny_model
+from shipped.dashboard import read_queries
+from shipped.output_page import all_verbs
+
+from daemons.client.cluster import ClusterClient
+from mcctl.cluster_plan import ClusterOptions
+from mcctl.local_cluster import LocalCluster
+from mcctl.main import main
+from mcctl.output_schema import schema_of
+
+pytestmark = pytest.mark.timeout(180)
+
+ELSEWHERE = {
+    "quickstart",
+    "cluster up",
+    "cluster down",
+    "bench serve",
+    "bench conductor",
+    "bench transfer",
+    "model fetch",
+    "model convert",
+    "simulate reproduce",
+    "logs",
+    "service list",
+    "service start",
+    "service stop",
+    "service restart",
+    "cache move",
+    "cache replicate",
+    "wait drained",
+}
+"""Run by tests of their own: they take long, need a systemd, or several nodes."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    options = ClusterOptions(
+        model=model,
+        kv_memory="64MiB",
+        segment="64MiB",
+        ssd_directory=tmp_path_factory.mktemp("ssd"),
+        ssd_capacity="512MiB",
+        dtype="float32",
+    )
+    with LocalCluster.temporary(options) as running:
+        yield running
+
+
+class Prints:
+    """Runs a verb and holds what it prints against its schema."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], endpoint: str) -> None:
+        self._capsys = capsys
+        self._endpoint = endpoint
+        self._printed = dict(all_verbs())
+        self.seen: set[str] = set()
+
+    def __call__(self, verb: str, *arguments: str, ends: int = 0) -> Any:
+        printed = self._printed[verb]
+        assert printed is not None
+        words = [*verb.split(), *arguments, "--endpoint", self._endpoint, "-o", "json"]
+        assert main(words) == ends, self._capsys.readouterr().err
+        out = self._capsys.readouterr().out
+        lines = out.splitlines() if printed.is_stream else [out]
+        assert lines
+        schema = schema_of(printed, verb)
+        values = [json.loads(line) for line in lines]
+        for value in values:
+            assert not problems(value, schema, schema), verb
+        self.seen.add(verb)
+        return values if printed.is_stream else values[0]
+
+
+def of_requests(prints: Prints, cluster: LocalCluster, model: Path) -> None:
+    text = "keep the light burning " * 12
+    for _ in range(2):
+        prints("request send", "--prompt", text, "--max-tokens", "3", "--url", cluster.url)
+    (request, *_) = prints("request list")["requests"]
+    prints("request explain", request["request_id"])
+    located = prints("cache locate", "--prompt", text, "--model-path", str(model))
+    assert located["matched_tokens"] >= 64
+
+
+def of_the_cluster(prints: Prints, cluster: LocalCluster) -> None:
+    assert prints("status")["is_serving"]
+    prints("wait ready", "--nodes", "4")
+    prints("node list")
+    prints("topology show")
+    prints("topology probe")
+    prints("top", "--count", "2", "--interval", "0.1")
+    events = prints("events", "--events", cluster.record.events, "--last", "100")
+    assert {event["event"] for event in events} >= {"NodeJoined", "BlockStored"}
+    prints("doctor", "--no-cluster", str(cluster.config_path("mc-master")))
+    prints("cluster status", ends=7)
+
+
+def of_blocks(prints: Prints) -> None:
+    block = prints("cache list")["blocks"][0]["meta"]["hash"]
+    prints("cache show", block)
+    prints("cache stat")
+    prints("cache flush", "--wait")
+    prints("cache pin", block)
+    prints("cache unpin", block)
+    prints("node drain", "cachenode")
+    prints("node undrain", "cachenode")
+    prints("cache clear", "--yes")
+
+
+def of_files(prints: Prints, directory: Path, cluster: LocalCluster) -> None:
+    keys, tenants = directory / "keys", str(directory / "tenants.toml")
+    key = ["--directory", str(keys)]
+    made = prints("keys generate", "cachenode-9", "--role", "cachenode", *key)
+    prints("keys authorize", made["public_file"], *key)
+    prints("keys list", *key)
+    prints("keys rotate", "cachenode-9", *key)
+    prints("keys revoke", "cachenode-9", "--yes", *key)
+    prints("tenant add", "acme", "--file", tenants)
+    prints("tenant list", "--file", tenants)
+    prints("tenant quota", "acme", "--requests-per-minute", "5", "--file", tenants)
+    prints("tenant key", "acme", "--file", tenants)
+    prints("tenant price", "tiny", "--prompt", "0.2", "--file", tenants)
+    used = directory / "usage"
+    used.mkdir()
+    prints("tenant usage", "--usage-dir", str(used), "--file", tenants)
+    prints("config check", str(cluster.config_path("mc-master")))
+    prints("config show", "mc-master")
+    prints("config show", str(cluster.config_path("mc-master")))
+    prints("model list")
+    prints("topology discover")
+    prints("topology check")
+    prints("simulate run", "chats", "--limit", "20")
+    prints("simulate plan", "chats", "--limit", "20", "--nodes", "2")
+
+
+def test_every_verb_prints_what_its_schema_says(
+    cluster: LocalCluster,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prints = Prints(capsys, cluster.master)
+    of_requests(prints, cluster, model)
+    of_the_cluster(prints, cluster)
+    of_blocks(prints)
+    of_files(prints, tmp_path, cluster)
+    assert not set(dict(all_verbs())) - prints.seen - ELSEWHERE
+
+
+def test_daemons_export_every_metric_of_the_dashboard(
+    cluster: LocalCluster, checkout: Path
+) -> None:
+    with ClusterClient(cluster.master) as client:
+        reply = client.nodes()
+    described = [reply.master, *(listed.node for listed in reply.nodes)]
+    urls = [f"http://{node.metrics}/metrics" for node in described if node.metrics]
+    families: set[str] = set()
+    for url in {*urls, f"{cluster.url}/metrics"}:
+        page = httpx.get(url).text
+        families |= {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    for query in read_queries(checkout):
+        for name in query.metrics:
+            assert {name, name.removesuffix("_bucket")} & families, query
