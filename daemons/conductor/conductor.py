@@ -4,7 +4,9 @@ Pure: the caller says what time it is and does what a placement says.
 """
 
 from collections.abc import Container
+from dataclasses import dataclass, field
 
+from daemons.conductor.correction import Correction
 from daemons.conductor.instance_table import InstanceDescription, InstanceTable
 from daemons.conductor.latency import CostModel, measured
 from daemons.conductor.membership import MAX_NODES
@@ -17,6 +19,26 @@ from daemons.core.ids import NodeId, RequestId
 from daemons.protocol.node import InstanceLoad, NodeState
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a request really took, from its turn on the prefill instance until its first token."""
+
+    num_reused_tokens: int
+    prefill_s: float
+
+
+@dataclass(slots=True)
+class _Costs:
+    """Of one instance: before it measured itself, as it says, and what its requests say of that."""
+
+    seed: CostModel
+    measured: CostModel
+    correction: Correction = field(default_factory=Correction)
+
+    def corrected(self) -> CostModel:
+        return self.correction.apply(self.measured)
+
+
 class Conductor:
     """A refused request leaves nothing behind; an accepted one counts once it is accounted."""
 
@@ -27,6 +49,7 @@ class Conductor:
         self._table = InstanceTable()
         self._workload = Workload(self._table)
         self._tenants = TenantShares()
+        self._costs: dict[NodeId, _Costs] = {}
         self._cluster = Cluster(self._table, self._workload, self._tenants)
 
     @property
@@ -45,6 +68,7 @@ class Conductor:
         """A new instance, or the same one again. `cost`: what is known of it before it has measured itself."""
         self._table.put(described, state)
         if cost is not None:
+            self._costs[described.node] = _Costs(cost, cost)
             self._table.set_cost(described.node, cost)
 
     def die(self, node: NodeId, *, now_s: float) -> list[Work]:
@@ -57,21 +81,23 @@ class Conductor:
         """It is gone for good. Fine for one that is not known."""
         self._workload.drop_node(node, now_s=now_s)
         self._table.remove(node)
+        self._costs.pop(node, None)
 
     def keep(self, members: Container[NodeId]) -> None:
         """Forget all others, once there are more than can be members."""
         if len(self._table) > MAX_NODES:
             for node in list(self._table.row_by_node):
                 if node not in members:
-                    self._workload.drop_node(node, now_s=0.0)
-                    self._table.remove(node)
+                    self.leave(node, now_s=0.0)
 
     def set_state(self, node: NodeId, state: NodeState) -> None:
         self._table.set_state(node, state)
 
     def hear(self, node: NodeId, load: InstanceLoad, *, now_s: float) -> None:
         """What it measured of itself, and what it has to do."""
-        self._table.set_cost(node, measured(load))
+        costs = self._costs.setdefault(node, _Costs(CostModel(), CostModel()))
+        costs.measured = measured(load, costs.seed)
+        self._table.set_cost(node, costs.corrected())
         self._table.set_draining(node, load.is_draining)
         self._workload.hear(node, load, now_s=now_s)
 
@@ -99,6 +125,7 @@ class Conductor:
                 started_s=now_s,
                 context_tokens=request.context_tokens,
                 step_s=placement.step_s,
+                num_prompt_tokens=request.num_prompt_tokens,
             )
         )
         cost = placement.decode.cost
@@ -108,9 +135,22 @@ class Conductor:
         )
         return self.num_plans
 
-    def finish(self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0) -> None:
+    def finish(
+        self,
+        request_id: RequestId,
+        *,
+        now_s: float,
+        tbt_s: float = 0.0,
+        served: Served | None = None,
+    ) -> None:
         """It has ended, however. Fine for one that is not known. `tbt_s`: time between its tokens; 0: not known."""
-        self._workload.finish(request_id, now_s=now_s, tbt_s=tbt_s)
+        work = self._workload.finish(request_id, now_s=now_s, tbt_s=tbt_s)
+        costs = self._costs.get(work.prefill) if work is not None else None
+        if work is None or costs is None or served is None:
+            return
+        prefill_s = costs.measured.prefill_s(work.num_prompt_tokens, served.num_reused_tokens)
+        costs.correction.observe(prefill_s, served.prefill_s)
+        self._table.set_cost(work.prefill, costs.corrected())
 
     def expire(self, *, now_s: float) -> list[Work]:
         """Forget what never ended."""

@@ -44,24 +44,42 @@ class CostModel:
         return self.step_s + self.sequence_s * num_others + self.context_token_s * context_tokens
 
 
-def measured(load: InstanceLoad | None) -> CostModel:
-    """Each term as measured; a term that never was, or makes no sense, keeps its default."""
-    default = CostModel()
+def measured(load: InstanceLoad | None, seed: CostModel | None = None) -> CostModel:
+    """Each term as measured; a term that never was, or makes no sense, keeps that of `seed`."""
+    seed = seed or CostModel()
     if load is None:
-        return default
-    prefill = default
-    terms = (load.prefill_fixed_s, load.prefill_token_s, load.prefill_token_context_s)
-    if any(_is_measured(term) for term in terms):
-        # A fit may have found a term to be nothing: that is a measurement too.
-        fixed_s, token_s, token_context_s = (t if _is_measured(t) else 0.0 for t in terms)
-        prefill = CostModel(fixed_s=fixed_s, token_s=token_s, token_context_s=token_context_s)
-    step_s = load.decode_step_s if _is_measured(load.decode_step_s) else default.step_s
+        return seed
     return replace(
-        prefill,
-        step_s=step_s,
-        sequence_s=step_s * BATCH_STEP_FRACTION,
-        load_token_s=load.load_token_s if _is_measured(load.load_token_s) else default.load_token_s,
+        seed,
+        load_token_s=load.load_token_s if _is_measured(load.load_token_s) else seed.load_token_s,
+        **_prefill_terms(load),
+        **_decode_terms(load),
     )
+
+
+def _prefill_terms(load: InstanceLoad) -> dict[str, float]:
+    """A fit may have found a term to be nothing: that is a measurement too."""
+    terms = {
+        "fixed_s": load.prefill_fixed_s,
+        "token_s": load.prefill_token_s,
+        "token_context_s": load.prefill_token_context_s,
+    }
+    if not any(map(_is_measured, terms.values())):
+        return {}
+    return {name: term if _is_measured(term) else 0.0 for name, term in terms.items()}
+
+
+def _decode_terms(load: InstanceLoad) -> dict[str, float]:
+    """As long as it had one sequence at a time, it does not know what another one costs."""
+    step_s = load.decode_fixed_s if _is_measured(load.decode_fixed_s) else load.decode_step_s
+    if not _is_measured(step_s):
+        return {}
+    sequence_s, context_token_s = load.decode_sequence_s, load.decode_context_token_s
+    return {
+        "step_s": step_s,
+        "sequence_s": sequence_s if _is_measured(sequence_s) else step_s * BATCH_STEP_FRACTION,
+        "context_token_s": context_token_s if _is_measured(context_token_s) else 0.0,
+    }
 
 
 def _is_measured(seconds: float) -> bool:

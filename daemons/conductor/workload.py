@@ -43,6 +43,7 @@ class Work:
     """KV that its decode steps read, on average."""
     step_s: float = 0.0
     """Predicted time between its tokens."""
+    num_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ class Workload:
         self._write(work.prefill, prefill)
         self._write(work.decode, decode)
 
-    def finish(self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0) -> None:
+    def finish(self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0) -> Work | None:
         """It has ended. `tbt_s`: the time between its tokens, where that is known."""
         work = self._work.get(request_id)
         decode = self._loads.get(work.decode) if work is not None else None
@@ -105,7 +106,7 @@ class Workload:
         if work is not None and work.step_s > 0 and tbt_s > 0:
             ratio = min(_MOST_OFF, max(1 / _MOST_OFF, tbt_s / work.step_s))
             self.tbt_ratio = _mean(self.tbt_ratio, ratio, _RATIO_DECAY)
-        self.remove(request_id, now_s=now_s)
+        return self.remove(request_id, now_s=now_s)
 
     def remove(self, request_id: RequestId, *, now_s: float) -> Work | None:
         """It has ended: what it did not use of its prefill comes off the queue."""

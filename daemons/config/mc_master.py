@@ -116,6 +116,9 @@ class ConductorSection(Section, frozen=True, kw_only=True):
     shed_from: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
     """Share of an objective that requests of priority 0 may use up: the rest is kept for higher priorities and for
     tenants that had less. Near the TBT objective ever more are shed, large ones first."""
+    costs_file: str = ""
+    """TOML file of what instances cost until they have measured themselves, as `mcctl node costs` writes it; empty for
+    that of a small model on a CPU."""
     request_log: Count = 1000
     """Plans kept for `mcctl request list`."""
 

@@ -1,39 +1,44 @@
-"""Online fit of prefill time: fixed + token * n + token_context * n * (mean context), by decayed least squares.
+"""Online fits by decayed least squares: of prefill time, and of the time of a decode step.
 
-Attention makes a token dearer the longer its context, hence the product term (facts: the paper's Figure 2 shape).
+prefill = fixed + token * n + token_context * n * (mean context): attention makes a token dearer the longer its context,
+hence the product term (facts: the paper's Figure 2 shape). step = fixed + sequence * (batch - 1) + context_token * (all
+tokens of context): reading the weights, then what each sequence adds, then reading their KV.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 _DECAY = 0.98
 _RIDGE = 1e-9
-_SCALE = np.array([1.0, 1e-3, 1e-6])
-"""Keeps the three columns of like size, so that the small ridge does not bias one of them."""
+_PREFILL_SCALE = np.array([1.0, 1e-3, 1e-6])
+_STEP_SCALE = np.array([1.0, 1e-1, 1e-4])
+"""Keep the three columns of like size, so that the small ridge does not bias one of them."""
+
+Floats = NDArray[np.float64]
 
 
-class CostFit:
-    """Feed it measured prefills; it needs three different ones before it says anything."""
+class _Fit:
+    """None of the three coefficients is negative."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: Floats, alone: int) -> None:
+        """`alone`: the coefficient that is fitted while there are too few samples for all."""
+        self._scale = scale
+        self._alone = alone
         self._normal = np.zeros((3, 3))
         self._moment = np.zeros(3)
         self.num_samples = 0
 
-    def observe(self, num_tokens: int, start: int, elapsed_s: float) -> None:
-        """`num_tokens` computed from position `start` took `elapsed_s` of model time."""
-        row = np.array([1.0, num_tokens, num_tokens * (start + num_tokens / 2)]) * _SCALE
+    def add(self, columns: tuple[float, float, float], elapsed_s: float) -> None:
+        row = np.array(columns) * self._scale
         self._normal = self._normal * _DECAY + np.outer(row, row)
         self._moment = self._moment * _DECAY + row * elapsed_s
         self.num_samples += 1
 
     def coefficients(self) -> tuple[float, float, float]:
-        """(fixed_s, token_s, token_context_s), none negative; zeros until measured.
-
-        A coefficient that would come out negative is dropped and the others are fitted again.
-        """
+        """Zeros until measured. One that would come out negative is dropped and the others are fitted again."""
         if not self.num_samples:
             return (0.0, 0.0, 0.0)
-        active = [0, 1, 2] if self.num_samples >= 3 else [1]
+        active = [0, 1, 2] if self.num_samples >= 3 else [self._alone]
         while active:
             block = self._normal[np.ix_(active, active)]
             ridge = np.eye(len(active)) * _RIDGE * max(1.0, float(np.trace(block)))
@@ -41,7 +46,41 @@ class CostFit:
             worst = int(np.argmin(solved))
             if solved[worst] >= 0:
                 full = np.zeros(3)
-                full[active] = solved * _SCALE[active]
+                full[active] = solved * self._scale[active]
                 return (float(full[0]), float(full[1]), float(full[2]))
             del active[worst]
         return (0.0, 0.0, 0.0)
+
+
+class CostFit:
+    """Feed it measured prefills; it needs three different ones before it says anything."""
+
+    def __init__(self) -> None:
+        self._fit = _Fit(_PREFILL_SCALE, alone=1)
+
+    @property
+    def num_samples(self) -> int:
+        return self._fit.num_samples
+
+    def observe(self, num_tokens: int, start: int, elapsed_s: float) -> None:
+        """`num_tokens` computed from position `start` took `elapsed_s` of model time."""
+        self._fit.add((1.0, num_tokens, num_tokens * (start + num_tokens / 2)), elapsed_s)
+
+    def coefficients(self) -> tuple[float, float, float]:
+        """(fixed_s, token_s, token_context_s), none negative; zeros until measured."""
+        return self._fit.coefficients()
+
+
+class StepFit:
+    """Feed it measured decode steps."""
+
+    def __init__(self) -> None:
+        self._fit = _Fit(_STEP_SCALE, alone=0)
+
+    def observe(self, num_sequences: int, context_tokens: int, elapsed_s: float) -> None:
+        """One step of so many sequences, which have so many tokens of context together."""
+        self._fit.add((1.0, num_sequences - 1, context_tokens), elapsed_s)
+
+    def coefficients(self) -> tuple[float, float, float]:
+        """(fixed_s, sequence_s, context_token_s), none negative; zeros until measured."""
+        return self._fit.coefficients()

@@ -12,6 +12,7 @@ from daemons.client.put_patience import PutPatience
 from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import NodeId, RequestId
+from daemons.engine.cost_fit import StepFit
 from daemons.engine.instance import Instance
 from daemons.mc_decode.filling import Events, Filling
 from daemons.mc_decode.metrics import DecodeMetrics
@@ -86,6 +87,7 @@ class Requests:
         self._is_starting = False
         self._patience = PutPatience[Request](loop, self._config.put_hold_s, self._start_waiting)
         self._step_s = 0.0
+        self._step_fit = StepFit()
 
     @property
     def num_live(self) -> int:
@@ -120,6 +122,9 @@ class Requests:
             else elapsed_s
         )
         self.metrics.step.observe(elapsed_s)
+        if tokens:
+            context = sum(s.request.num_prompt_tokens + len(s.request.tokens) for s in tokens)
+            self._step_fit.observe(len(tokens), context, elapsed_s)
         for step in tokens:
             if step.request.state == "decoding":
                 self._take_token(step.request, step.token, step.finish)
@@ -133,12 +138,16 @@ class Requests:
         self._fail(request, error)
 
     def load_view(self) -> InstanceLoad:
+        fixed_s, sequence_s, context_token_s = self._step_fit.coefficients()
         return InstanceLoad(
             num_queued=len(self._waiting),
             num_running=len(self._requests) - len(self._waiting),
             queued_tokens=sum(request.num_prompt_tokens for request in self._waiting),
             free_tokens=self._instance.arena.free_tokens,
             decode_step_s=self._step_s,
+            decode_fixed_s=fixed_s,
+            decode_sequence_s=sequence_s,
+            decode_context_token_s=context_token_s,
             is_draining=self.is_draining,
         )
 

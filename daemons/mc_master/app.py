@@ -8,8 +8,10 @@ from pathlib import Path
 from daemons.conductor.conductor import Conductor
 from daemons.conductor.membership import Member, Membership
 from daemons.conductor.request_log import RequestLog
+from daemons.config.costs import read_costs
 from daemons.config.mc_master import MasterConfig
 from daemons.config.secret import mark_of, read_secret
+from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
 from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.event_log import EventLog
@@ -72,6 +74,7 @@ class MasterApp:
             requests=RequestLog(config.conductor.request_log),
             started_s=self.loop.clock(),
             directory_path=self._state_dir,
+            costs=read_costs(config.conductor.costs_file),
             grants=ReplyGrants(secret),
         )
         self.state.directory.default_wanted = config.pool.replicas
@@ -109,6 +112,10 @@ class MasterApp:
     def reload(self, fresh: MasterConfig) -> None:
         """Takes over [conductor] and [pool] but for pool.eviction; everything else needs a restart."""
         state = self.state
+        try:
+            state.costs = read_costs(fresh.conductor.costs_file)
+        except ConfigError as error:
+            log.error("costs are as they were why=%s", error.message)  # noqa: TRY400 - an operator's slip
         state.config = fresh
         state.conductor.tuning = tuning_of(fresh)
         state.requests.limit = fresh.conductor.request_log

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from daemons.conductor.instance_table import InstanceDescription
+from daemons.conductor.latency import measured
 from daemons.conductor.membership import Member, Transition
 from daemons.conductor.namespaces import rank_models
 from daemons.core.ids import NodeId
@@ -141,7 +142,8 @@ class MembershipHandlers:
             capacity_tokens=node.capacity_tokens,
             is_reuse_safe=node.model.is_reuse_safe,
         )
-        state.conductor.join(described)
+        seed = state.costs.find(node.node, node.model.name)
+        state.conductor.join(described, None if seed is None else measured(seed))
         member = state.membership.get(node.node)
         if member is not None and member.load is not None:
             state.conductor.hear(node.node, member.load, now_s=state.now_s())

@@ -82,6 +82,13 @@ class MasterMetrics:
             registry=self.registry,
         )
 
+        self.prediction_error_ratio = Histogram(
+            "mc_master_ttft_prediction_error_ratio",
+            "Absolute difference of predicted and actual time to first token, divided by the actual one",
+            buckets=(0.02, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0),
+            registry=self.registry,
+        )
+
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)
 

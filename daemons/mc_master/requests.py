@@ -3,6 +3,7 @@
 import logging
 from typing import assert_never
 
+from daemons.conductor.conductor import Served
 from daemons.conductor.early_rejection import Overload
 from daemons.conductor.membership import Member
 from daemons.conductor.placement import Placement
@@ -176,12 +177,16 @@ class RequestHandlers:
     def _done(self, message: RequestDone) -> None:
         state = self._state
         state.conductor.finish(
-            message.request_id, now_s=state.now_s(), tbt_s=_time_between_tokens(message)
+            message.request_id,
+            now_s=state.now_s(),
+            tbt_s=_time_between_tokens(message),
+            served=_served(message),
         )
         request = state.requests.finish(message)
         if request is not None and request.actual_ttft_s is not None:
             error_s = abs(request.actual_ttft_s - request.predicted_ttft_s)
             state.metrics.prediction_error_seconds.observe(error_s)
+            state.metrics.prediction_error_ratio.observe(error_s / request.actual_ttft_s)
 
     # -- small things --------------------------------------------------------------------------------------------
 
@@ -219,6 +224,15 @@ class RequestHandlers:
         model = self._member(placement.prefill.node).node.model
         assert model is not None, "an instance has a model"
         return model.block_tokens
+
+
+def _served(message: RequestDone) -> Served | None:
+    """None where it does not say. Loads that compute waited for are no matter of the compute's prediction."""
+    timing = message.timing
+    if timing is None or not message.ok:
+        return None
+    prefill_s = timing.first_token_s - timing.prefill_queue_s - timing.load_wait_s
+    return Served(message.num_reused_tokens, prefill_s) if prefill_s > 0 else None
 
 
 def _time_between_tokens(message: RequestDone) -> float:

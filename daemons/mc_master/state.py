@@ -9,6 +9,7 @@ from daemons.conductor.early_rejection import Objectives
 from daemons.conductor.membership import Member, Membership
 from daemons.conductor.prefill_placement import Tuning
 from daemons.conductor.request_log import RequestLog
+from daemons.config.costs import CostsFile
 from daemons.config.mc_master import MasterConfig
 from daemons.core.ids import Incarnation
 from daemons.mc_master.event_log import EventLog
@@ -51,6 +52,7 @@ class MasterState:
     num_evicted: int = 0
     num_cleared: int = 0
     num_stored: int = 0
+    costs: CostsFile = field(default_factory=CostsFile)
     grants: ReplyGrants = field(default_factory=lambda: ReplyGrants(None))
 
     def now_s(self) -> float:

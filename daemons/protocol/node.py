@@ -108,6 +108,10 @@ class InstanceLoad(Record, frozen=True, kw_only=True):
     """Seconds to load one token's KV from the pool."""
     is_draining: bool = False
     """It ends what it has, and refuses anything new."""
+    decode_fixed_s: float = 0.0
+    decode_sequence_s: float = 0.0
+    decode_context_token_s: float = 0.0
+    """Fit of one decode step: fixed + sequence * (sequences - 1) + context_token * (tokens of all their contexts)."""
 
 
 class Join(Message, frozen=True, kw_only=True):

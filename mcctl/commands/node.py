@@ -1,10 +1,13 @@
 """mcctl node: the processes that joined the cluster."""
 
+import json
 from typing import Annotated
 
+import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
+from daemons.config.costs import InstanceCosts
 from daemons.core.ids import NodeId
 from daemons.core.units import format_duration, format_size
 from daemons.protocol.address import address_of
@@ -54,6 +57,48 @@ def list_nodes(context: typer.Context) -> None:
     ]
     result = {"incarnation": reply.incarnation, "master": reply.master, "nodes": reply.nodes}
     render.emit(settings.output, result, columns, reply.nodes)
+
+
+@app.command()
+@prints({"instances": list[InstanceCosts]})
+def costs(context: typer.Context) -> None:
+    """What instances measured of themselves. A file for `conductor.costs_file`.
+
+    \b
+    Example: mcctl node costs > /etc/mooncake/costs.toml
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        nodes = client.nodes().nodes
+    measured = [costs for listed in nodes if (costs := measured_costs(listed)) is not None]
+    if settings.output == "json":
+        render.emit_json({"instances": measured})
+    else:
+        render.emit_line("\n".join(map(costs_text, measured)))
+
+
+def measured_costs(listed: ListedNode) -> InstanceCosts | None:
+    """None of a node that is no instance, or has measured nothing yet."""
+    load, model = listed.load, listed.node.model
+    if load is None or model is None:
+        return None
+    terms = {
+        name: value
+        for name in InstanceCosts.__struct_fields__
+        if isinstance(value := getattr(load, name, None), float) and value > 0
+    }
+    return InstanceCosts(node=listed.node.node, model=model.name, **terms) if terms else None
+
+
+def costs_text(costs: InstanceCosts) -> str:
+    """One [[instance]] table of TOML, without what is not known."""
+    lines = ["[[instance]]"]
+    for name, value in msgspec.structs.asdict(costs).items():
+        if isinstance(value, str):
+            lines.append(f"{name} = {json.dumps(value)}")
+        elif value:
+            lines.append(f"{name} = {value:.6e}")
+    return "\n".join(lines) + "\n"
 
 
 @app.command()
