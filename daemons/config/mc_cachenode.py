@@ -51,6 +51,8 @@ class CopySection(Section, frozen=True, kw_only=True):
     workers: Threads = 2
     max_queued_blocks: Count = 4096
     """Beyond it a put is refused with a time to come back."""
+    room_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.5
+    """A put into full memory waits so long for others to leave, and is then refused with what stays."""
     drain_s: Seconds = 10.0
     """Pulls that still run so long after SIGTERM are abandoned; the unit's TimeoutStopSec must be longer."""
 

@@ -128,6 +128,7 @@ class CachenodeApp:
                 metrics=self._metrics,
                 probes=DataProbes(self.loop, self._engine, config.transfer.transports),
                 pull_timeout_s=config.transfer.timeout_s,
+                room_wait_s=config.copy.room_wait_s,
                 may_evict=self._may_evict,
                 staging=self._staging,
                 lower=list(self._lower.values()),
@@ -189,7 +190,9 @@ class CachenodeApp:
         self.loop.close()
 
     def _wait_for_puts(self, deadline_s: float) -> None:
-        is_busy = self._handlers.num_puts or (self._link.is_joined and not self._reporter.is_idle)
+        is_busy = self._handlers.puts.num_puts or (
+            self._link.is_joined and not self._reporter.is_idle
+        )
         if is_busy and self.loop.clock() < deadline_s:
             self.loop.call_later(_DRAIN_POLL_S, self._wait_for_puts, deadline_s)
             return

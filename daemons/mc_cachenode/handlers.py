@@ -2,25 +2,19 @@
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from daemons.core.errors import Exhausted, ProtocolError, Unavailable
-from daemons.core.ids import BlockHash, PutId, short
-from daemons.core.units import MIB, format_size
+from daemons.core.errors import Exhausted, ProtocolError
+from daemons.core.ids import BlockHash, short
 from daemons.mc_cachenode.copying import Copying, CopyParts
 from daemons.mc_cachenode.lower_blocks import LowerBlocks
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import (
-    PullOutcome,
-    PullTask,
     is_intact,
-    payload_bytes,
-    pull,
-    refusal,
 )
-from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable, wall_ms
+from daemons.mc_cachenode.puts import PutParts, Puts
+from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.base import Ok, Ping
@@ -31,9 +25,6 @@ from daemons.protocol.block import (
     ForgetNames,
     FreeBlocks,
     Put,
-    PutBlock,
-    PutReply,
-    PutStatus,
     RememberClear,
     ReportReply,
     Stage,
@@ -49,29 +40,9 @@ from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
 from daemons.store.copy_workers import CopyWorkers
-from daemons.store.seal import BadSeal
 from daemons.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
-
-_MAX_ANSWERS = 4096
-_JOB_BYTES = 8 * MIB
-"""A put is split into jobs of about this much, so that workers share it and sources take turns."""
-_RETRY_AFTER_MS = 50
-
-
-@dataclass(slots=True, eq=False)
-class _PutSession:
-    """A put in progress; all calls that carry its put_id get the one answer."""
-
-    put_id: PutId
-    calls: list[Call]
-    results: list[PutStatus]
-    wants_locations: bool = False
-    num_left: int = 0
-    why: str = ""
-    retry_after_ms: int | None = None
-    indexes: dict[BlockHash, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +57,7 @@ class Parts:
     metrics: CachenodeMetrics
     probes: DataProbes
     pull_timeout_s: float
+    room_wait_s: float
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
     staging: Staging
@@ -103,8 +75,22 @@ class CachenodeHandlers:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._sessions: dict[PutId, _PutSession] = {}
-        self._answers: OrderedDict[PutId, PutReply] = OrderedDict()
+        self.puts = Puts(
+            PutParts(
+                loop=parts.loop,
+                engine=parts.engine,
+                replicas=parts.replicas,
+                workers=parts.workers,
+                reporter=parts.reporter,
+                metrics=parts.metrics,
+                pull_timeout_s=parts.pull_timeout_s,
+                room_wait_s=parts.room_wait_s,
+                may_evict=parts.may_evict,
+                locate=parts.locate,
+                on_sealed=self._sealed,
+                drop=self._drop,
+            )
+        )
         self.copying = Copying(
             CopyParts(
                 loop=parts.loop,
@@ -119,21 +105,15 @@ class CachenodeHandlers:
                 on_bad=parts.copy_was_bad,
             )
         )
-        self.is_draining = False
-
-    @property
-    def num_puts(self) -> int:
-        """In progress."""
-        return len(self._sessions)
 
     def drain(self) -> None:
         """Take nothing new any more."""
-        self.is_draining = self.copying.is_refusing = True
+        self.puts.is_draining = self.copying.is_refusing = True
 
     def handle(self, call: Call) -> None:
         match call.message:
             case Put():
-                self._put(call, call.message)
+                self.puts.put(call, call.message)
             case Stage():
                 self._parts.staging.stage(call, call.message)
             case Unstage():
@@ -224,195 +204,12 @@ class CachenodeHandlers:
         replicas.flush()
         self._parts.reporter.dead(logged)
 
-    # Put.
-
-    def _put(self, call: Call, message: Put) -> None:
-        answer = self._answers.get(message.put_id)
-        if answer is not None:
-            call.reply(answer)
-            return
-        session = self._sessions.get(message.put_id)
-        if session is not None:
-            session.calls.append(call)
-            return
-        if self.is_draining:
-            raise Unavailable("this node is draining; put elsewhere")
-        session = _PutSession(
-            message.put_id, [call], ["failed"] * len(message.blocks), message.wants_locations
-        )
-        self._sessions[message.put_id] = session
-        tasks = []
-        for index, block in enumerate(message.blocks):
-            begun = self._begin(session, block)
-            if isinstance(begun, Replica):
-                session.indexes[block.meta.hash] = index
-                tasks.append(PullTask(block, begun))
-            else:
-                session.results[index] = begun
-                if begun == "already_sealed":
-                    session.indexes[block.meta.hash] = index
-        session.num_left = len(tasks)
-        self._submit(session, tasks)
-        self._end_if_done(session)
-
-    def _begin(self, session: _PutSession, block: PutBlock) -> Replica | PutStatus:
-        """A slot to pull into, or why there is nothing to pull."""
-        why = refusal(block)
-        if why is not None:
-            session.why = f"block {short(block.meta.hash)} is malformed: {why}"
-            return "failed"
-        if block.version and self._parts.replicas.is_dead(block.meta.hash, block.version):
-            session.why = f"version {block.version} was deleted or replaced meanwhile"
-            return "conflict"
-        existing = self._parts.replicas.get(block.meta.hash)
-        if existing is not None:
-            status = self._compare(block, existing)
-            if status is not None:
-                return status
-        try:
-            return self._allocate(block)
-        except Exhausted as error:
-            return self._exhausted(session, Exhausted(f"{error.message}; {self._what_stays()}"))
-
-    def _what_stays(self) -> str:
-        """What of this node's memory cannot make room now; the master counts leases and pins when it is full."""
-        parts = self._parts
-        return (
-            f"{format_size(parts.replicas.writing_bytes)} being written, "
-            f"{format_size(parts.reporter.leased_bytes)} leased to readers, "
-            f"{format_size(parts.reporter.pinned_bytes)} pinned hard"
-        )
-
-    def _allocate(self, block: PutBlock) -> Replica:
-        """Raises Exhausted when nothing is free and no victim is ours to choose."""
-        replicas, length = self._parts.replicas, payload_bytes(block)
-        version = block.version or VERSION
-        try:
-            return replicas.begin(block.meta, length, block.num_layers, version=version)
-        except Exhausted:
-            if not self._parts.may_evict():
-                raise
-        for freed in replicas.make_room(length, block.num_layers):
-            self._parts.reporter.freed(freed)
-            self._parts.metrics.freed_blocks.labels("own").inc()
-        return replicas.begin(block.meta, length, block.num_layers, version=version)
-
     def _sealed(self, replica: Replica) -> None:
         for tier in self._parts.lower:
             if replica.meta.name:
                 tier.delete_dead(replica.meta.hash, replica.version - 1)
             tier.write_down.on_sealed(replica)
         self._parts.reporter.sealed(replica.meta.hash)
-
-    def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:
-        """None: what was here is damaged and gone, put it again; or it is an older version."""
-        if block.version:
-            if existing.state == "writing":
-                return "being_written"
-            if existing.version < block.version:
-                return None
-            return "already_sealed" if existing.version == block.version else "conflict"
-        if existing.length != block.source.ranges.length:
-            return "conflict"
-        if existing.state == "writing":
-            return "being_written"
-        if block.checksums is not None:
-            try:
-                sealed = self._parts.replicas.trailer(existing).checksums
-            except BadSeal as error:
-                self._drop(existing, error.message)
-                return None
-            if list(sealed) != block.checksums:
-                return "conflict"
-        self._parts.replicas.touch(block.meta.hash)
-        return "already_sealed"
-
-    def _exhausted(self, session: _PutSession, error: Exhausted) -> PutStatus:
-        session.why = error.message
-        session.retry_after_ms = error.retry_after_ms or _RETRY_AFTER_MS
-        return "exhausted"
-
-    def _submit(self, session: _PutSession, tasks: list[PullTask]) -> None:
-        workers = self._parts.workers
-        start = 0
-        while start < len(tasks):
-            length = tasks[start].replica.length
-            share = -(-len(tasks) // workers.num_workers)
-            job = tasks[start : start + min(share, max(1, _JOB_BYTES // length))]
-            start += len(job)
-            address = job[0].block.source.region.address
-            try:
-                workers.submit(
-                    (address.tcp, address.unix_path),
-                    lambda job=job: self._run(session, job),  # type: ignore[misc]  # binds this turn's job
-                    len(job),
-                )
-            except Exhausted as error:
-                for task in job:
-                    index = session.indexes[task.block.meta.hash]
-                    session.results[index] = self._exhausted(session, error)
-                    self._parts.replicas.abandon(task.replica)
-                session.num_left -= len(job)
-
-    def _run(self, session: _PutSession, job: list[PullTask]) -> None:
-        """On a worker."""
-        parts = self._parts
-        outcomes = [
-            pull(parts.engine, parts.replicas.segment, task, parts.pull_timeout_s) for task in job
-        ]
-        parts.loop.call_soon_threadsafe(self._finish, session, outcomes)
-
-    def _finish(self, session: _PutSession, outcomes: list[PullOutcome]) -> None:
-        parts = self._parts
-        for outcome in outcomes:
-            replica = outcome.task.replica
-            index = session.indexes[replica.meta.hash]
-            parts.metrics.pull_seconds.observe(outcome.seconds)
-            if outcome.seal_checksum is None:
-                parts.replicas.abandon(replica)
-                session.results[index] = "failed"
-                session.why = outcome.why
-            elif parts.replicas.is_dead(replica.meta.hash, replica.version):
-                parts.replicas.abandon(replica)
-                session.results[index] = "conflict"
-                session.why = "it was deleted or replaced while it was put"
-            else:
-                replica.wanted = outcome.task.block.wanted
-                parts.replicas.seal(replica, outcome.seal_checksum)
-                self._sealed(replica)
-                parts.metrics.pulled_bytes.inc(replica.length)
-                session.results[index] = "stored"
-        session.num_left -= len(outcomes)
-        self._end_if_done(session)
-
-    def _end_if_done(self, session: _PutSession) -> None:
-        if session.num_left:
-            return
-        reply = PutReply(
-            results=session.results,
-            why=session.why,
-            retry_after_ms=session.retry_after_ms,
-            locations=self._locations(session) if session.wants_locations else [],
-        )
-        del self._sessions[session.put_id]
-        self._parts.replicas.flush()
-        num_refused = 0
-        for status in session.results:
-            self._parts.metrics.put_blocks.labels(status).inc()
-            num_refused += status == "exhausted"
-        if num_refused:
-            self._parts.reporter.refused(num_refused)
-        # These are no outcomes: the same put may be tried again.
-        if not {"exhausted", "failed", "being_written"} & set(session.results):
-            self._answers[session.put_id] = reply
-            if len(self._answers) > _MAX_ANSWERS:
-                self._answers.popitem(last=False)
-        for call in session.calls:
-            call.reply(reply)
-
-    def _locations(self, session: _PutSession) -> list[BlockLocation]:
-        found = (self._parts.replicas.get(block_hash) for block_hash in session.indexes)
-        return [self._parts.locate(r) for r in found if r is not None and r.state == "sealed"]
 
     # A reader's complaint.
 

@@ -7,7 +7,7 @@ freed here is recorded, and `flush` is called before anyone is told.
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -87,6 +87,8 @@ class ReplicaTable:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
+        self.on_room: Callable[[], object] = lambda: None
+        """Called when a slot is free again."""
         self.reserved_bytes = 0
         """Of the segment, for blocks that are staged; the others do without."""
         self.staged_bytes = 0
@@ -299,6 +301,7 @@ class ReplicaTable:
         replica.num_holds -= 1
         if not replica.num_holds and replica.state == "gone":
             self.segment.free(replica.offset)
+            self.on_room()
 
     def remember_wanted(self, hashes: Iterable[BlockHash], count: int) -> None:
         """For later masters."""
@@ -390,6 +393,7 @@ class ReplicaTable:
             self.segment.view[start : start + _VOID_BYTES] = bytes(_VOID_BYTES)
         if not replica.num_holds:
             self.segment.free(replica.offset)
+            self.on_room()
 
 
 def wall_ms() -> int:

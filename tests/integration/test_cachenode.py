@@ -235,6 +235,40 @@ def test_a_full_segment_says_why_and_the_master_makes_room(
     assert stat.num_evicted > 0
 
 
+def test_a_put_into_full_memory_waits_until_others_have_left(
+    directory: Path, make_source: Callable[..., SourceMemory]
+) -> None:
+    """64 MiB hold 14 of these puts; the others wait for the master's victims, and none is refused."""
+    source = make_source(16)
+    with running_pool(directory, settings=["copy.room_wait_s=10"]) as pool:
+        for seed in range(20):
+            hashes = chain(16, seed=1000 * seed)
+            reply = pool.put([source.block(i, hashes) for i in range(16)])
+            assert reply.results == ["stored"] * 16, reply.why
+
+
+def test_a_put_that_finds_no_room_in_its_time_says_what_stays(
+    directory: Path, make_source: Callable[..., SourceMemory]
+) -> None:
+    orphan = ("report.orphan_after_s=3600", "copy.room_wait_s=0.3", "segment.size=8MiB")
+    node = start_node(directory, f"tcp://127.0.0.1:{free_port()}", *orphan)
+    try:
+        pool = Pool(node, node.find(r"ready .*control=(\S+)"), "", directory)
+        source = make_source(16)
+        for seed in (0, 1000):
+            pool.put([source.block(i, chain(16, seed=seed)) for i in range(16)])
+        began_s = time.monotonic()
+        hashes = chain(16, seed=2000)
+        reply = pool.put([source.block(i, hashes) for i in range(16)])
+        assert reply.results == ["exhausted"] * 16
+        assert time.monotonic() - began_s >= 0.3
+        assert "being written" in reply.why
+        assert "leased" in reply.why
+        assert reply.retry_after_ms
+    finally:
+        node.stop()
+
+
 def test_a_full_node_without_a_master_refuses_then_helps_itself(
     directory: Path, make_source: Callable[..., SourceMemory]
 ) -> None:

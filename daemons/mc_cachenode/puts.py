@@ -1,0 +1,320 @@
+"""Puts: a slot for each block, its pull by a worker, its seal, the answer. In a full node a put waits a bounded time.
+
+Loop thread only; copying is the workers'. All calls that carry one put_id get one answer, also when it is repeated.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from daemons.core.errors import Exhausted, Unavailable
+from daemons.core.ids import BlockHash, PutId, short
+from daemons.core.units import MIB, format_size
+from daemons.mc_cachenode.metrics import CachenodeMetrics
+from daemons.mc_cachenode.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
+from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable
+from daemons.mc_cachenode.reporter import Reporter
+from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutStatus
+from daemons.rpc import Call, Loop, Timer
+from daemons.store.copy_workers import CopyWorkers
+from daemons.store.seal import BadSeal
+from daemons.transfer import TransferEngine
+
+log = logging.getLogger(__name__)
+
+_MAX_ANSWERS: Final = 4096
+_MAX_WAITING_BLOCKS: Final = 4096
+_JOB_BYTES: Final = 8 * MIB
+"""A put is split into jobs of about this much, so that workers share it and sources take turns."""
+_RETRY_AFTER_MS: Final = 50
+_ANSWER_EARLY_S: Final = 0.1
+"""So that a refusal still arrives before the asker gives up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A put in progress. `waiting`: indexes of blocks for which there is no room yet."""
+
+    put: Put
+    calls: list[Call]
+    results: list[PutStatus]
+    num_left: int = 0
+    """Being pulled."""
+    waiting: list[int] = field(default_factory=list)
+    timer: Timer | None = None
+    why: str = ""
+    retry_after_ms: int | None = None
+    indexes: dict[BlockHash, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PutParts:
+    """What puts work with."""
+
+    loop: Loop
+    engine: TransferEngine
+    replicas: ReplicaTable
+    workers: CopyWorkers
+    reporter: Reporter
+    metrics: CachenodeMetrics
+    pull_timeout_s: float
+    room_wait_s: float
+    """How long a put waits for room; 0: not at all."""
+    may_evict: Callable[[], bool]
+    """Whether this node chooses victims itself: it has been without a master for too long."""
+    locate: Callable[[Replica], BlockLocation]
+    on_sealed: Callable[[Replica], object]
+    drop: Callable[[Replica, str], object]
+    """For a block that is found damaged."""
+
+
+class Puts:
+    """Those in progress, and the answers to those that are over."""
+
+    def __init__(self, parts: PutParts) -> None:
+        self._parts = parts
+        self._sessions: dict[PutId, _Session] = {}
+        self._answers: OrderedDict[PutId, PutReply] = OrderedDict()
+        self._waiting: OrderedDict[PutId, _Session] = OrderedDict()
+        """Those that came first get room first."""
+        self._is_retrying = False
+        self.is_draining = False
+        parts.replicas.on_room = self._on_room
+
+    @property
+    def num_puts(self) -> int:
+        """In progress."""
+        return len(self._sessions)
+
+    def put(self, call: Call, message: Put) -> None:
+        """Answered when all its blocks are sealed or refused."""
+        answer = self._answers.get(message.put_id)
+        if answer is not None:
+            call.reply(answer)
+            return
+        session = self._sessions.get(message.put_id)
+        if session is not None:
+            session.calls.append(call)
+            return
+        if self.is_draining:
+            raise Unavailable("this node is draining; put elsewhere")
+        session = _Session(message, [call], ["failed"] * len(message.blocks))
+        self._sessions[message.put_id] = session
+        self._begin_all(session, range(len(message.blocks)))
+        if session.waiting:
+            self._wait(session, call)
+        self._end_if_done(session)
+
+    def _begin_all(self, session: _Session, indexes: Sequence[int]) -> None:
+        """What has no room waits."""
+        tasks = []
+        session.waiting = []
+        for index in indexes:
+            block = session.put.blocks[index]
+            begun = self._begin(session, block)
+            if isinstance(begun, Replica):
+                session.indexes[block.meta.hash] = index
+                tasks.append(PullTask(block, begun))
+                continue
+            session.results[index] = begun
+            if begun == "already_sealed":
+                session.indexes[block.meta.hash] = index
+            elif begun == "exhausted":
+                session.waiting.append(index)
+        session.num_left += len(tasks)
+        self._submit(session, tasks)
+
+    def _begin(self, session: _Session, block: PutBlock) -> Replica | PutStatus:
+        """A slot to pull into, or why there is nothing to pull."""
+        why = refusal(block)
+        if why is not None:
+            session.why = f"block {short(block.meta.hash)} is malformed: {why}"
+            return "failed"
+        if block.version and self._parts.replicas.is_dead(block.meta.hash, block.version):
+            session.why = f"version {block.version} was deleted or replaced meanwhile"
+            return "conflict"
+        existing = self._parts.replicas.get(block.meta.hash)
+        if existing is not None:
+            status = self._compare(block, existing)
+            if status is not None:
+                return status
+        try:
+            return self._allocate(block)
+        except Exhausted as error:
+            return self._exhausted(session, Exhausted(f"{error.message}; {self._what_stays()}"))
+
+    def _what_stays(self) -> str:
+        """What of this node's memory cannot make room now; the master counts leases and pins when it is full."""
+        parts = self._parts
+        return (
+            f"{format_size(parts.replicas.writing_bytes)} being written, "
+            f"{format_size(parts.reporter.leased_bytes)} leased to readers, "
+            f"{format_size(parts.reporter.pinned_bytes)} pinned hard"
+        )
+
+    def _allocate(self, block: PutBlock) -> Replica:
+        """Raises Exhausted when nothing is free and no victim is ours to choose."""
+        replicas, length = self._parts.replicas, payload_bytes(block)
+        version = block.version or VERSION
+        try:
+            return replicas.begin(block.meta, length, block.num_layers, version=version)
+        except Exhausted:
+            if not self._parts.may_evict():
+                raise
+        for freed in replicas.make_room(length, block.num_layers):
+            self._parts.reporter.freed(freed)
+            self._parts.metrics.freed_blocks.labels("own").inc()
+        return replicas.begin(block.meta, length, block.num_layers, version=version)
+
+    def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:
+        """None: what was here is damaged and gone, put it again; or it is an older version."""
+        if block.version:
+            if existing.state == "writing":
+                return "being_written"
+            if existing.version < block.version:
+                return None
+            return "already_sealed" if existing.version == block.version else "conflict"
+        if existing.length != block.source.ranges.length:
+            return "conflict"
+        if existing.state == "writing":
+            return "being_written"
+        if block.checksums is not None:
+            try:
+                sealed = self._parts.replicas.trailer(existing).checksums
+            except BadSeal as error:
+                self._parts.drop(existing, error.message)
+                return None
+            if list(sealed) != block.checksums:
+                return "conflict"
+        self._parts.replicas.touch(block.meta.hash)
+        return "already_sealed"
+
+    def _exhausted(self, session: _Session, error: Exhausted) -> PutStatus:
+        session.why = error.message
+        session.retry_after_ms = error.retry_after_ms or _RETRY_AFTER_MS
+        return "exhausted"
+
+    # Waiting for room.
+
+    def _wait(self, session: _Session, call: Call) -> None:
+        """Until there is room, or the time is over. At once where too many wait, or a block can never fit."""
+        num_waiting = sum(len(each.waiting) for each in self._waiting.values())
+        slab_bytes = self._parts.replicas.segment.slots.slab_bytes
+        blocks = [session.put.blocks[index] for index in session.waiting]
+        may_fit = all(payload_bytes(block) <= slab_bytes for block in blocks)
+        left_s = call.deadline_s - self._parts.loop.clock() - _ANSWER_EARLY_S
+        wait_s = min(self._parts.room_wait_s, left_s)
+        if wait_s <= 0 or not may_fit or num_waiting + len(blocks) > _MAX_WAITING_BLOCKS:
+            session.waiting = []
+            return
+        self._waiting[session.put.put_id] = session
+        session.timer = self._parts.loop.call_later(wait_s, self._give_up, session)
+
+    def _give_up(self, session: _Session) -> None:
+        """What still waits is refused; its result says so already."""
+        self._waiting.pop(session.put.put_id, None)
+        session.waiting = []
+        self._end_if_done(session)
+
+    def _on_room(self) -> None:
+        if self._waiting and not self._is_retrying:
+            self._is_retrying = True
+            self._parts.loop.call_later(0.0, self._retry)
+
+    def _retry(self) -> None:
+        self._is_retrying = False
+        for session in list(self._waiting.values()):
+            self._begin_all(session, session.waiting)
+            if session.waiting:
+                return
+            del self._waiting[session.put.put_id]
+            if session.timer is not None:
+                session.timer.cancel()
+            session.why, session.retry_after_ms = "", None
+            self._end_if_done(session)
+
+    # Pulling.
+
+    def _submit(self, session: _Session, tasks: list[PullTask]) -> None:
+        workers = self._parts.workers
+        start = 0
+        while start < len(tasks):
+            length = tasks[start].replica.length
+            share = -(-len(tasks) // workers.num_workers)
+            job = tasks[start : start + min(share, max(1, _JOB_BYTES // length))]
+            start += len(job)
+            address = job[0].block.source.region.address
+            try:
+                workers.submit(
+                    (address.tcp, address.unix_path),
+                    lambda job=job: self._run(session, job),  # type: ignore[misc]  # binds this turn's job
+                    len(job),
+                )
+            except Exhausted as error:
+                for task in job:
+                    index = session.indexes[task.block.meta.hash]
+                    session.results[index] = self._exhausted(session, error)
+                    self._parts.replicas.abandon(task.replica)
+                session.num_left -= len(job)
+
+    def _run(self, session: _Session, job: list[PullTask]) -> None:
+        """On a worker."""
+        parts = self._parts
+        outcomes = [
+            pull(parts.engine, parts.replicas.segment, task, parts.pull_timeout_s) for task in job
+        ]
+        parts.loop.call_soon_threadsafe(self._finish, session, outcomes)
+
+    def _finish(self, session: _Session, outcomes: list[PullOutcome]) -> None:
+        parts = self._parts
+        for outcome in outcomes:
+            replica = outcome.task.replica
+            index = session.indexes[replica.meta.hash]
+            parts.metrics.pull_seconds.observe(outcome.seconds)
+            if outcome.seal_checksum is None:
+                parts.replicas.abandon(replica)
+                session.results[index] = "failed"
+                session.why = outcome.why
+            elif parts.replicas.is_dead(replica.meta.hash, replica.version):
+                parts.replicas.abandon(replica)
+                session.results[index] = "conflict"
+                session.why = "it was deleted or replaced while it was put"
+            else:
+                replica.wanted = outcome.task.block.wanted
+                parts.replicas.seal(replica, outcome.seal_checksum)
+                parts.on_sealed(replica)
+                parts.metrics.pulled_bytes.inc(replica.length)
+                session.results[index] = "stored"
+        session.num_left -= len(outcomes)
+        self._end_if_done(session)
+
+    def _end_if_done(self, session: _Session) -> None:
+        if session.num_left or session.waiting:
+            return
+        reply = PutReply(
+            results=session.results,
+            why=session.why,
+            retry_after_ms=session.retry_after_ms,
+            locations=self._locations(session) if session.put.wants_locations else [],
+        )
+        del self._sessions[session.put.put_id]
+        self._parts.replicas.flush()
+        num_refused = 0
+        for status in session.results:
+            self._parts.metrics.put_blocks.labels(status).inc()
+            num_refused += status == "exhausted"
+        if num_refused:
+            self._parts.reporter.refused(num_refused)
+        # These are no outcomes: the same put may be tried again.
+        if not {"exhausted", "failed", "being_written"} & set(session.results):
+            self._answers[session.put.put_id] = reply
+            if len(self._answers) > _MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        for call in session.calls:
+            call.reply(reply)
+
+    def _locations(self, session: _Session) -> list[BlockLocation]:
+        found = (self._parts.replicas.get(block_hash) for block_hash in session.indexes)
+        return [self._parts.locate(r) for r in found if r is not None and r.state == "sealed"]
