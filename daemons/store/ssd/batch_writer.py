@@ -11,10 +11,12 @@ from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.core.units import format_size
 from daemons.store.ssd.block_map import BlockMap
+from daemons.store.ssd.delete_log import DeleteLog
 from daemons.store.ssd.health import DiskHealth
-from daemons.store.ssd.log_writer import Append, LogWriter
+from daemons.store.ssd.index import Location
+from daemons.store.ssd.log_writer import Append, LogWriter, placed
 from daemons.store.ssd.reclaim import Reclaimer, Why
-from daemons.store.ssd.record import BlockRecord, TombstoneRecord
+from daemons.store.ssd.record import BlockRecord, RecordKind, TombstoneRecord
 from daemons.store.ssd.settings import SsdCounters, SsdSettings
 from daemons.store.ssd.write_queue import WriteQueue
 
@@ -41,6 +43,7 @@ class Shared:
     blocks: BlockMap
     queue: WriteQueue
     health: DiskHealth
+    deletes: DeleteLog
 
 
 class BatchWriter:
@@ -103,6 +106,11 @@ class BatchWriter:
     def _write(self, batch: list[Append]) -> None:
         shared = self._shared
         locations = self._log.append(batch)
+        held_off = self._held_off(batch, locations)
+        if held_off:
+            shared.deletes.append(
+                held_off, shared.blocks.buckets.oldest_sequence(self._log.sequence)
+            )
         outcomes = []
         with shared.lock:
             for append, location in zip(batch, locations, strict=True):
@@ -115,6 +123,24 @@ class BatchWriter:
             shared.counters.commits += 1
         for append, is_stored in zip(batch, outcomes, strict=True):
             _resolve(append, is_stored)
+
+    def _held_off(
+        self, batch: Sequence[Append], locations: Sequence[Location]
+    ) -> list[TombstoneRecord]:
+        """What must not come back if the open bucket is lost: what was deleted, and versions that were replaced."""
+        held_off = []
+        for append, location in zip(batch, locations, strict=True):
+            record = placed(append.record, location.sequence)
+            if isinstance(record, TombstoneRecord):
+                if not record.is_empty:
+                    held_off.append(record)
+                continue
+            with self._shared.lock:
+                is_replaced = self._shared.blocks.get(record.meta.hash) is not None
+            if is_replaced:
+                keys = (record.meta.hash,)
+                held_off.append(TombstoneRecord(RecordKind.DELETES, location.sequence, keys))
+        return held_off
 
     def _make_room(self) -> bool:
         """An open bucket that takes what comes next, and the space of another beside it. Raises OSError."""
@@ -144,7 +170,8 @@ class BatchWriter:
         return True
 
     def _free_bytes(self) -> int:
-        return self._limit_bytes - self._shared.blocks.buckets.file_bytes
+        shared = self._shared
+        return self._limit_bytes - shared.blocks.buckets.file_bytes - shared.deletes.allotted_bytes
 
     def _reclaim_until(self, num_bytes: int) -> None:
         """Free so much of the limit, by whole buckets."""
@@ -159,7 +186,7 @@ class BatchWriter:
         while buckets.file_bytes == before:
             if not self._reclaimer.step(bucket_bytes):
                 raise OSError(errno.ENOSPC, "no room for one bucket")
-        self._limit_bytes = buckets.file_bytes + bucket_bytes
+        self._limit_bytes = buckets.file_bytes + bucket_bytes + self._shared.deletes.allotted_bytes
         self._shrunk_until_s = self._clock() + _SHRUNK_S
         log.warning(
             "ssd filesystem full for_s=%g makes_do_with=%s",

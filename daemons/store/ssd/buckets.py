@@ -36,6 +36,8 @@ class Bucket:
     live_bytes: int = 0
     """Of records the index points to, with what another bucket's footer needs for them."""
     num_live: int = 0
+    first_sequence: int = 0
+    """All its records have this or a higher one; 0 where it is not known."""
     has_tombstones: bool = False
     num_readers: int = 0
     is_removed: bool = False
@@ -59,6 +61,8 @@ class BucketSet:
     random_bits: RandomBits = secrets.randbits
     by_id: dict[int, Bucket] = field(default_factory=dict)
     next_id: int = 1
+    unreadable: set[int] = field(default_factory=set)
+    """At the start; the next one may find what is in them."""
 
     @property
     def file_bytes(self) -> int:
@@ -67,6 +71,11 @@ class BucketSet:
     @property
     def oldest(self) -> Bucket | None:
         return next(iter(self.by_id.values()), None)
+
+    def oldest_sequence(self, default: int) -> int:
+        """No record of any bucket has a lower one."""
+        sequences = [bucket.first_sequence for bucket in list(self.by_id.values())]
+        return min(sequences, default=default)
 
     def adopt(self, bucket: Bucket) -> None:
         """A bucket found at start, in order of ids."""
@@ -100,6 +109,7 @@ class BucketSet:
     def forget(self, bucket: Bucket) -> None:
         """After `unlink`; closes it, now or after the last read."""
         del self.by_id[bucket.bucket_id]
+        self.unreadable.discard(bucket.bucket_id)
         bucket.is_removed = True
         self._close_if_unused(bucket)
 

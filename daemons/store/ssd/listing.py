@@ -67,13 +67,11 @@ FOOTER_BYTES: Final = _END.size + _BESIDE_BYTES
 
 ObjectName = tuple[bytes, int]
 """And bytes of the value, which only objects have."""
-_Packed = tuple[
-    list[tuple[bytes, str, str]],
-    list[tuple[int, int, bytes, bytes]],
-    dict[int, ObjectName],
-]
+_Tombstones = list[tuple[int, int, bytes, bytes]]
+_Packed = tuple[list[tuple[bytes, str, str]], _Tombstones, dict[int, ObjectName]]
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Packed).decode
+_decode_tombstones = msgspec.msgpack.Decoder(_Tombstones).decode
 
 
 def room_bytes(record: BlockRecord | TombstoneRecord) -> int:
@@ -112,6 +110,13 @@ class Listing:
         return np.frombuffer(bytes(self._rows), ROW)
 
     @property
+    def first_sequence(self) -> int:
+        """Of the blocks; 0 of an unreadable bucket, which may hold anything."""
+        if not len(self):
+            return self.next_sequence
+        return int(self.rows["sequence"].min())
+
+    @property
     def kinds(self) -> list[Kind]:
         return list(self._kind_ids)
 
@@ -146,10 +151,7 @@ class Listing:
     def pack(self, offset: int, secret: int) -> memoryview:
         """The footer that begins at `offset`; aligned, as is its length."""
         kinds = [(kind.namespace, kind.model, kind.tenant) for kind in self._kind_ids]
-        tombstones = [
-            (int(t.kind), t.until, b"".join(t.keys), t.namespace) for t in self.tombstones
-        ]
-        beside = _encode((kinds, tombstones, self.names))
+        beside = _encode((kinds, _tombstones_to_pack(self.tombstones), self.names))
         body = bytes(self._rows) + beside
         shape = (offset, self.end, self.next_sequence, len(self), len(beside))
         end = _END.pack(0, _MAGIC, _FORMAT, 0, 0, *shape)
@@ -175,13 +177,31 @@ class Listing:
         listing._rows = bytearray(body[:at])
         kinds, tombstones, listing.names = _decode(body[at:])
         listing._kind_ids = {Kind(*names): number for number, names in enumerate(kinds)}
-        for kind, until, keys, namespace in tombstones:
-            hashes = tuple(
-                BlockHash(keys[start : start + HASH_BYTES])
-                for start in range(0, len(keys), HASH_BYTES)
-            )
-            listing.tombstones.append(TombstoneRecord(RecordKind(kind), until, hashes, namespace))
+        listing.tombstones = _unpacked_tombstones(tombstones)
         return listing
+
+
+def pack_tombstones(tombstones: Iterable[TombstoneRecord]) -> bytes:
+    """As a footer has them."""
+    return _encode(_tombstones_to_pack(tombstones))
+
+
+def unpack_tombstones(packed: bytes) -> list[TombstoneRecord]:
+    """Of bytes whose checksum was right."""
+    return _unpacked_tombstones(_decode_tombstones(packed))
+
+
+def _tombstones_to_pack(tombstones: Iterable[TombstoneRecord]) -> _Tombstones:
+    return [(int(t.kind), t.until, b"".join(t.keys), t.namespace) for t in tombstones]
+
+
+def _unpacked_tombstones(packed: _Tombstones) -> list[TombstoneRecord]:
+    tombstones = []
+    for kind, until, keys, namespace in packed:
+        starts = range(0, len(keys), HASH_BYTES)
+        hashes = tuple(BlockHash(keys[start : start + HASH_BYTES]) for start in starts)
+        tombstones.append(TombstoneRecord(RecordKind(kind), until, hashes, namespace))
+    return tombstones
 
 
 def write_footer(bucket: Bucket, listing: Listing) -> int:

@@ -25,10 +25,10 @@ class IndexLoader:
 
     random_bits: Callable[[int], int]
     next_sequence: int = 1
+    tombstones: list[TombstoneRecord] = field(default_factory=list)
     _rows: list[Rows] = field(default_factory=list)
     _buckets: list[NDArray[np.uint32]] = field(default_factory=list)
     _kind_ids: dict[Kind, int] = field(default_factory=dict)
-    _tombstones: list[TombstoneRecord] = field(default_factory=list)
     _names: dict[int, ObjectName] = field(default_factory=dict)
     _num_rows: int = 0
 
@@ -45,15 +45,18 @@ class IndexLoader:
         self._rows.append(rows)
         self._buckets.append(np.full(len(rows), bucket_id, np.uint32))
 
-    def add_tombstones(self, tombstones: Iterable[TombstoneRecord]) -> None:
-        self._tombstones += tombstones
+    def add_tombstones(self, tombstones: Sequence[TombstoneRecord]) -> None:
+        """The next sequence is above them even where all buckets of their time are gone."""
+        self.tombstones += tombstones
+        last = max((tombstone.until for tombstone in tombstones), default=0)
+        self.next_sequence = max(self.next_sequence, last + 1)
 
     def finish(self, buckets: Iterable[Bucket]) -> BlockIndex:
         """All that lives, counted in its bucket."""
         rows = np.concatenate([np.empty(0, ROW), *self._rows])
         bucket_ids = np.concatenate([np.empty(0, np.uint32), *self._buckets])
         kinds = list(self._kind_ids)
-        is_live = _newest(rows, self._tombstones) & _uncleared(rows, kinds, self._tombstones)
+        is_live = _newest(rows, self.tombstones) & _uncleared(rows, kinds, self.tombstones)
         rows, bucket_ids = rows[is_live], bucket_ids[is_live]
         row_of = np.cumsum(is_live) - 1
         names = {int(row_of[row]): named for row, named in self._names.items() if is_live[row]}

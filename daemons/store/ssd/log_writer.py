@@ -92,7 +92,7 @@ class LogWriter:
         buffers: list[memoryview] = []
         for append in appends:
             place = Place(offset, self.sequence, durable_to=start)
-            record = _placed(append.record, place)
+            record = placed(append.record, place.sequence)
             buffers += _buffers(record, append.source, place, head.secret)
             places.append(place)
             records.append(record)
@@ -140,6 +140,7 @@ class LogWriter:
         assert self.head is None
         self._listing, self._listed_bytes = Listing(), 0
         self.head = self._buckets.create(self._bucket_bytes)
+        self.head.first_sequence = self.sequence
 
 
 def _cut(bucket: Bucket, num_bytes: int) -> None:
@@ -147,11 +148,13 @@ def _cut(bucket: Bucket, num_bytes: int) -> None:
     bucket.file.sync()
 
 
-def _placed(record: BlockRecord | TombstoneRecord, place: Place) -> BlockRecord | TombstoneRecord:
-    """A tombstone that a reclaimed bucket still needed keeps its `until`; a new one holds off all before it."""
+def placed(record: BlockRecord | TombstoneRecord, sequence: int) -> BlockRecord | TombstoneRecord:
+    """As it is written: a tombstone that a reclaimed bucket still needed keeps its `until`, a new one holds off all
+    before it.
+    """
     if isinstance(record, BlockRecord) or record.until:
         return record
-    return TombstoneRecord(record.kind, place.sequence, record.keys, record.namespace)
+    return TombstoneRecord(record.kind, sequence, record.keys, record.namespace)
 
 
 def _buffers(

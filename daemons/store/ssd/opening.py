@@ -10,6 +10,7 @@ from daemons.core.errors import ConfigError
 from daemons.store.ssd.aligned import aligned_buffer, write_all
 from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.buckets import Bucket, BucketSet, RandomBits, parse_name
+from daemons.store.ssd.delete_log import DeleteLog, is_delete_log
 from daemons.store.ssd.files import ALIGN, BucketDirectory
 from daemons.store.ssd.listing import Listing, read_footer, write_footer
 from daemons.store.ssd.loading import IndexLoader
@@ -29,27 +30,47 @@ class _Found:
     bucket: Bucket
     listing: Listing
     scan: Scan | None
+    is_unreadable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is there, and the next record's sequence."""
+
+    blocks: BlockMap
+    deletes: DeleteLog
+    sequence: int
 
 
 def open_blocks(
-    directory: BucketDirectory, counters: SsdCounters, random_bits: RandomBits
-) -> tuple[BlockMap, int]:
-    """The blocks that are there, and the next sequence. Raises OSError, ConfigError; then all is closed."""
+    directory: BucketDirectory,
+    counters: SsdCounters,
+    random_bits: RandomBits,
+    delete_log_bytes: int,
+) -> Opened:
+    """Raises OSError, ConfigError; then all is closed."""
     buckets = BucketSet(directory, random_bits)
     found: list[Bucket] = []
+    deletes: DeleteLog | None = None
     try:
         directory.sync()  # what an earlier process removed, and could not sync, must not come back later
         found.extend(_buckets(directory))
+        deletes = DeleteLog(directory, random_bits, delete_log_bytes)
         loader = IndexLoader(random_bits)
         counts = _load(buckets, found, loader)
+        in_buckets = list(loader.tombstones)
+        loader.add_tombstones(deletes.found)
+        deletes.settle(in_buckets, buckets.oldest_sequence(loader.next_sequence))
     except (OSError, ConfigError):
         for bucket in found:
             bucket.file.close()
+        if deletes is not None:
+            deletes.close()
         directory.close()
         raise
     blocks = BlockMap(buckets, loader.finish(found))
     _report(counters, counts, len(blocks.index), len(found))
-    return blocks, loader.next_sequence
+    return Opened(blocks, deletes, loader.next_sequence)
 
 
 def _load(buckets: BucketSet, found: list[Bucket], loader: IndexLoader) -> ScanCounts:
@@ -59,6 +80,9 @@ def _load(buckets: BucketSet, found: list[Bucket], loader: IndexLoader) -> ScanC
         buckets.adopt(bucket)
         bucket.used_bytes = listing.end
         bucket.has_tombstones = bool(listing.tombstones)
+        bucket.first_sequence = listing.first_sequence
+        if part.is_unreadable:
+            buckets.unreadable.add(bucket.bucket_id)
         if part.scan is not None:
             counts.add(part.scan.counts)
             _trim(bucket, part.scan, is_last=bucket is found[-1])
@@ -89,6 +113,8 @@ def _buckets(directory: BucketDirectory) -> Iterator[Bucket]:
     names = []
     for name in directory.names():
         parsed = parse_name(name)
+        if is_delete_log(name):
+            continue
         if parsed is None:
             log.warning("ssd tier ignores a file that is not its own name=%s", name)
         else:
@@ -110,7 +136,7 @@ def _read_all(found: list[Bucket], is_direct: bool) -> Iterator[_Found]:
             log.error("ssd bucket unreadable bucket=%d why=%s", bucket.bucket_id, error)  # noqa: TRY400
             listing = Listing()
             listing.end = bucket.file_bytes
-            return _Found(bucket, listing, None)
+            return _Found(bucket, listing, None, is_unreadable=True)
         return _Found(bucket, Listing.of(scan.records), scan)
 
     with ThreadPoolExecutor(_SCANNERS, "mc-ssd-scan") as pool:

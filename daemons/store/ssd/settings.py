@@ -30,6 +30,11 @@ class SsdSettings:
     rest_s: float = 5.0
     """After the disk failed, puts are refused for so long before it is tried again."""
 
+    @property
+    def delete_log_bytes(self) -> int:
+        """Of the capacity, set aside for the second home of tombstones."""
+        return max(4 * ALIGN, self.bucket_bytes // 64 // ALIGN * ALIGN)
+
     def __post_init__(self) -> None:
         if self.bucket_bytes % ALIGN or not MIN_BUCKET_BYTES <= self.bucket_bytes < 4 * GIB:
             raise ConfigError(

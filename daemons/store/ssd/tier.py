@@ -62,7 +62,8 @@ class SsdTier:
         self.is_direct = directory.is_direct
         self._clock = clock
         self._on_dropped = on_dropped
-        self._blocks, sequence = open_blocks(directory, self.counters, random_bits)
+        opened = open_blocks(directory, self.counters, random_bits, settings.delete_log_bytes)
+        self._blocks, self._deletes = opened.blocks, opened.deletes
         self._buckets = self._blocks.buckets
         self._lock = threading.Condition(threading.Lock())
         self._queue = WriteQueue()
@@ -70,9 +71,15 @@ class SsdTier:
         self._read_health = DiskHealth("reads", settings.rest_s, clock)
         """A disk that is full or cannot be written may well be read."""
         shared = Shared(
-            self._lock, settings, self.counters, self._blocks, self._queue, self._health
+            self._lock,
+            settings,
+            self.counters,
+            self._blocks,
+            self._queue,
+            self._health,
+            self._deletes,
         )
-        self._writer = BatchWriter(shared, sequence, on_dropped, clock)
+        self._writer = BatchWriter(shared, opened.sequence, on_dropped, clock)
         self._queued_at_s = 0.0
         self._is_idle = False
         """The writer sleeps until it is woken."""
@@ -124,6 +131,7 @@ class SsdTier:
                 if self._queue.cancel(block_hash)
                 or block_hash in dropped
                 or self._queue.may_return(block_hash)
+                or self._buckets.unreadable
             ]
             done = self._queue.add_deletes(logged)
             self._wake()
@@ -237,7 +245,7 @@ class SsdTier:
     def used_bytes(self) -> int:
         """Of files, so with garbage."""
         with self._lock:
-            return self._buckets.file_bytes
+            return self._buckets.file_bytes + self._deletes.file_bytes
 
     @property
     def capacity_bytes(self) -> int:
@@ -287,6 +295,7 @@ class SsdTier:
             self._end_read(read, gone)
         fail_appends(self._queue.fail([]), gone)
         self._writer.close()
+        self._deletes.close()
         self._buckets.close()
 
     def check_invariants(self) -> None:
