@@ -31,6 +31,7 @@ from daemons.core.ids import NodeId
 from daemons.core.units import MIB
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
+from daemons.protocol.name_hash import MAX_NAME_BYTES
 from daemons.protocol.objects import (
     NAME_STATES,
     DeleteNames,
@@ -227,6 +228,8 @@ class Store:
             self._ask(ExistNames(namespace=self.namespace, names=part), ExistNamesReply).states
             for part in _pages(packed)
         )
+        if states.count(1) == len(states):
+            return ["present"] * len(states)
         is_own = self._lookup.cache.is_own
         return [
             NAME_STATES[state] if state or not is_own(name) else "present"
@@ -379,6 +382,10 @@ def _one(results: Sequence[Result | McError]) -> Result:
 
 
 def _names(names: Sequence[Name]) -> Sequence[bytes]:
+    """A thousand at a time are common: bytes of possible lengths are taken as they are."""
+    lengths = set(map(len, names))
+    if set(map(type, names)) == {bytes} and 0 < min(lengths) <= max(lengths) <= MAX_NAME_BYTES:
+        return list(names)  # type: ignore[arg-type]  # all bytes
     return [as_name(name) for name in names]
 
 

@@ -224,7 +224,8 @@ class ObjectHandlers:
 def _check_names(names: Sequence[bytes]) -> None:
     if len(names) > MAX_NAMES:
         raise ProtocolError(f"{len(names)} names in one message; {MAX_NAMES} are the most")
-    if names and not (min(map(len, names)) > 0 and max(map(len, names)) <= MAX_NAME_BYTES):
+    lengths = set(map(len, names))
+    if names and not 0 < min(lengths) <= max(lengths) <= MAX_NAME_BYTES:
         raise ProtocolError(f"a name has 1 to {MAX_NAME_BYTES} bytes")
 
 

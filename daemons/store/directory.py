@@ -418,22 +418,22 @@ class Directory:
             self.leases.until_s[row] = until_s
         return row is not None
 
-    def presence(self, rows: Sequence[int], *, now_s: float) -> list[int]:
+    def presence(self, rows: Sequence[int], *, now_s: float) -> bytearray:
         """For each row, NO_ROW among them: 0 absent, 1 readable, 2 only on nodes that are suspect or gone."""
         if not rows:
-            return []
+            return bytearray()
         replicas, slots = self.replicas, self.replicas.slots
         wanted = np.array(rows, np.int64)
         known = wanted >= 0
         if not known.any():
-            return [0] * len(rows)
+            return bytearray(len(rows))
         is_up = np.array([s is not None and not (s.is_dropped or s.is_suspect) for s in slots])
         head = np.frombuffer(self.blocks.head, np.int32)[wanted[known]]
         is_good = is_up[replicas.slot_column()[head]]
         is_good &= np.frombuffer(replicas.named_until_s, np.float64)[head] <= now_s
         states = np.zeros(len(rows), np.uint8)
         states[known] = is_good
-        found: list[int] = states.tolist()
+        found = bytearray(states.tobytes())
         for index in np.flatnonzero(known & (states == 0)).tolist():
             found[index] = self._presence(rows[index], now_s)
         return found

@@ -30,9 +30,13 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any] | Tensor
 """What can be registered; Python 3.11 has no type for the buffer protocol itself."""
 
 
+_PLAIN = (np.ndarray, bytes, bytearray, memoryview, mmap.mmap)
+
+
 def as_bytes(memory: Buffer) -> ByteArray:
     """The memory itself; the array keeps it alive. Raises TransferError for what is not contiguous host memory."""
-    if isinstance(memory, Tensor):
+    # Whether it is a tensor is asked last: looking for its methods costs more than all else.
+    if not isinstance(memory, _PLAIN) and isinstance(memory, Tensor):
         return _tensor_bytes(memory)
     try:
         view = memory.data if isinstance(memory, np.ndarray) else memoryview(memory)

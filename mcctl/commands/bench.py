@@ -13,7 +13,7 @@ from daemons.protocol.node import ModelDescription
 from daemons.simulation.disaggregated import POLICY_NAMES
 from daemons.simulation.hardware import DEFAULT, find_profile
 from daemons.transfer.transports.rdma import why_unavailable
-from mcctl import conductor_bench, model_store, render, transfer_bench
+from mcctl import conductor_bench, model_store, render, store_bench, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, check_size, new_app
@@ -32,6 +32,7 @@ from mcctl.serve_bench import (
     ServeResult,
 )
 from mcctl.settings import settings_of
+from mcctl.store_pool import StorePool
 
 app = new_app()
 
@@ -175,6 +176,52 @@ def conductor(
     render.emit(settings_of(context).output, result, _CONDUCTOR_COLUMNS, result.rows)
 
 
+@app.command()
+@prints(store_bench.StoreResult)
+def store(
+    context: typer.Context,
+    writers: Annotated[
+        str, typer.Option(help="Numbers of writer processes, with commas; 0 for none.")
+    ] = "1,2,4",
+    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 15,
+    seconds: Annotated[float, typer.Option(min=0.1, help="So long each number writes.")] = 2.0,
+    running: Annotated[
+        bool, typer.Option("--running", help="The cluster of --endpoint, not one of its own.")
+    ] = False,
+) -> None:
+    """Named objects: 4 KiB, batches, look-ups, writers side by side. Each beside a limit of the same run.
+
+    Starts a master and two cache nodes for it; with --running it measures a cluster that is there.
+
+    \b
+    Example: mcctl bench store
+    Example: mcctl bench store --running --endpoint tcp://10.0.0.1:7700 --writers 1,8
+    """
+    settings = settings_of(context)
+    plan = store_bench.StorePlan(rounds, _numbers(writers), seconds)
+    with render.progress("starting cache nodes") as progress, ExitStack() as stack:
+        master = settings.master
+        if not running:
+            master = stack.enter_context(StorePool(2, "512MiB")).master
+        result = store_bench.run(master, plan, progress)
+    is_json = settings.output == "json"
+    render.show_table("store", _STORE_COLUMNS, result.rows, on_stderr=is_json)
+    if result.writers:
+        render.show_table("writers of 1 MiB", _WRITER_COLUMNS, result.writers, on_stderr=is_json)
+    if is_json:
+        render.emit_json(result)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: write numbers with commas, like 1,2,4") from None
+    if not all(0 <= number <= 64 for number in numbers):
+        raise typer.BadParameter(f"{text!r}: a number of writers is between 0 and 64")
+    return [number for number in numbers if number]
+
+
 def _transports(name: str) -> tuple[transfer_bench.TransportName, ...]:
     match name:
         case "shm" | "tcp":
@@ -307,6 +354,22 @@ _CONDUCTOR_COLUMNS = [
     Column("p99", lambda row: format_duration(row.p99_s), is_number=True),
     Column("bare match", lambda row: format_duration(row.match_p50_s), is_number=True),
     Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
+]
+
+
+_STORE_COLUMNS = [
+    Column("measure", lambda row: row.what),
+    Column("value", lambda row: f"{row.value:.2f}", is_number=True),
+    Column("limit", lambda row: f"{row.limit:.2f}", is_number=True),
+    Column("unit", lambda row: row.unit),
+    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
+    Column("the limit is", lambda row: row.limit_is, extra=1),
+]
+_WRITER_COLUMNS = [
+    Column("writers", lambda row: str(row.writers), is_number=True),
+    Column("GB/s", lambda row: f"{row.gb_s:.2f}", is_number=True),
+    Column("memcpy + xxh3 GB/s", lambda row: f"{row.limit_gb_s:.2f}", is_number=True),
+    Column("look-up p99 us", lambda row: f"{row.lookup_p99_us:.0f}", is_number=True),
 ]
 
 
