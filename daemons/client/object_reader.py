@@ -5,7 +5,7 @@ target holds then is garbage.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from daemons.client.object_format import FOOTER_BYTES, Footer, parse_footer
+from daemons.core.errors import Unavailable
 from daemons.core.units import KIB
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import Grant
@@ -45,18 +46,52 @@ class ObjectReader:
         body_bytes = at.length - FOOTER_BYTES
         if body_bytes < 0:
             raise BadSeal("the block is no object")
+        near = self._engine.mapped(at.region)
+        if near is not None:
+            return self._read_near(at, near, target)
         if body_bytes <= _WHOLE_BYTES:
             return self._read_small(place, target, timeout_s)
         deadline_s = time.monotonic() + timeout_s
-        ending = self._read(place, body_bytes, at.length + at.trailer_bytes, timeout_s)
+        ending = self._read(place, body_bytes, _end(at), timeout_s)
         trailer = _trailer(at, ending[FOOTER_BYTES:].data)
         footer = parse_footer(ending[:FOOTER_BYTES].data)
-        if target is None or footer.chunk_bytes or target.nbytes != body_bytes:
-            target = np.empty(body_bytes, np.uint8)
-        self._read_pieces(
-            place, trailer, (0, trailer.num_layers), [target, ending[:FOOTER_BYTES]], deadline_s
-        )
-        return footer, target
+        body = _body(footer, body_bytes, target)
+
+        def read(start: int, part: ByteArray) -> None:
+            self._read_into(place, start, part, max(0.001, deadline_s - time.monotonic()))
+
+        _read_pieces(read, trailer, (0, trailer.num_layers), [body, ending[:FOOTER_BYTES]])
+        return footer, body
+
+    def _read_near(
+        self,
+        at: BlockLocation,
+        near: tuple[ByteArray, Callable[[], bool]],
+        target: ByteArray | None,
+    ) -> tuple[Footer, ByteArray]:
+        """`read_object` where the node's memory is mapped: for small values a READ costs more than all else."""
+        memory, is_there = near
+        body_bytes = at.length - FOOTER_BYTES
+        if at.offset < 0 or at.trailer_bytes < 0 or at.offset + _end(at) > memory.nbytes:
+            raise BadSeal("it lies outside the node's memory")
+        stored = memory[at.offset : at.offset + _end(at)]
+        ending = stored[body_bytes:].copy()
+        trailer = _trailer(at, ending[FOOTER_BYTES:].data)
+        footer = parse_footer(ending[:FOOTER_BYTES].data)
+        if target is None and not footer.chunk_bytes:
+            # What becomes bytes in the end is bytes from the start: `value_of` finds them.
+            body = np.frombuffer(stored[:body_bytes].tobytes(), np.uint8)
+        else:
+            body = _body(footer, body_bytes, target)
+
+        def read(start: int, part: ByteArray) -> None:
+            if part.flags.writeable:
+                np.copyto(part, stored[start : start + part.nbytes])
+
+        _read_pieces(read, trailer, (0, trailer.num_layers), [body, ending[:FOOTER_BYTES]])
+        if not is_there():
+            raise Unavailable(f"{at.node} went away during a READ")
+        return footer, body
 
     def read_footer(self, place: Place, timeout_s: float) -> tuple[Footer, Trailer]:
         """Of a block whose last piece is verified by it; for a look at what an object is."""
@@ -76,7 +111,11 @@ class ObjectReader:
         deadline_s = time.monotonic() + timeout_s
         packed = self._read(place, at.length, _end(at), timeout_s)
         trailer = _trailer(at, packed.data)
-        self._read_pieces(place, trailer, (0, trailer.num_layers), [target], deadline_s)
+
+        def read(start: int, part: ByteArray) -> None:
+            self._read_into(place, start, part, max(0.001, deadline_s - time.monotonic()))
+
+        _read_pieces(read, trailer, (0, trailer.num_layers), [target])
 
     def read_range(self, place: Place, start: int, target: ByteArray, timeout_s: float) -> None:
         """Bytes from `start` of a block's payload; whole pieces are read and verified for it."""
@@ -89,7 +128,11 @@ class ObjectReader:
             raise BadSeal(f"bytes {start} to {end} of {at.length}")
         first, last = start // piece, -(-end // piece)
         whole = np.empty(min(last * piece, at.length) - first * piece, np.uint8)
-        self._read_pieces(place, trailer, (first, last), [whole], deadline_s)
+
+        def read(begin: int, part: ByteArray) -> None:
+            self._read_into(place, begin, part, max(0.001, deadline_s - time.monotonic()))
+
+        _read_pieces(read, trailer, (first, last), [whole])
         target[:] = whole[start - first * piece : end - first * piece]
 
     def _read_small(
@@ -120,32 +163,46 @@ class ObjectReader:
         )
         self._engine.read(at.region, [read], capability=place.grant, timeout_s=timeout_s)
 
-    def _read_pieces(
-        self,
-        place: Place,
-        trailer: Trailer,
-        pieces: tuple[int, int],
-        parts: Sequence[ByteArray],
-        deadline_s: float,
-    ) -> None:
-        """Pieces [first, last) into the first of `parts`; a second one is there already, and ends the payload."""
-        target, piece = parts[0], trailer.piece_bytes
-        base = pieces[0] * piece
-        for index in range(*pieces):
-            part = target[index * piece - base : (index + 1) * piece - base]
-            if part.nbytes:
-                left_s = max(0.001, deadline_s - time.monotonic())
-                self._read_into(place, index * piece, part, left_s)
-            if len(parts) == 1 or part.nbytes == piece:
-                _check(part.data, trailer, index)
-                continue
-            # The piece ends in the footer, or is all of the footer's that the one before had no room for.
-            done = max(0, index * piece - target.nbytes)
-            behind = parts[1][done : done + piece - part.nbytes]
-            digest = xxhash.xxh3_64(part.data)
-            digest.update(behind.data)
-            if digest.intdigest() != trailer.checksums[index]:
-                raise BadSeal(f"piece {index} does not match its checksum")
+
+def value_of(body: ByteArray) -> bytes:
+    """Without a copy where the array shows a whole bytes object."""
+    whole = body.base
+    return whole if isinstance(whole, bytes) and len(whole) == body.nbytes else body.tobytes()
+
+
+def _read_pieces(
+    read: Callable[[int, ByteArray], object],
+    trailer: Trailer,
+    pieces: tuple[int, int],
+    parts: Sequence[ByteArray],
+) -> None:
+    """Pieces [first, last) into the first of `parts`; a second one is there already, and ends the payload.
+
+    `read(start, part)` brings bytes of the payload.
+    """
+    target, piece = parts[0], trailer.piece_bytes
+    base = pieces[0] * piece
+    for index in range(*pieces):
+        part = target[index * piece - base : (index + 1) * piece - base]
+        if part.nbytes:
+            read(index * piece, part)
+        if len(parts) == 1 or part.nbytes == piece:
+            _check(part.data, trailer, index)
+            continue
+        # The piece ends in the footer, or is all of the footer's that the one before had no room for.
+        done = max(0, index * piece - target.nbytes)
+        behind = parts[1][done : done + piece - part.nbytes]
+        digest = xxhash.xxh3_64(part.data)
+        digest.update(behind.data)
+        if digest.intdigest() != trailer.checksums[index]:
+            raise BadSeal(f"piece {index} does not match its checksum")
+
+
+def _body(footer: Footer, body_bytes: int, target: ByteArray | None) -> ByteArray:
+    """The target for a value that fits it, else memory of our own."""
+    if target is not None and not footer.chunk_bytes and target.nbytes == body_bytes:
+        return target
+    return np.empty(body_bytes, np.uint8)
 
 
 def _end(at: BlockLocation) -> int:

@@ -22,7 +22,7 @@ from daemons.client.object_cache import Found
 from daemons.client.object_fetch import ObjectFetch
 from daemons.client.object_format import Kind, ValueType, as_name, type_of
 from daemons.client.object_lookup import ObjectLookup
-from daemons.client.object_reader import ObjectReader
+from daemons.client.object_reader import ObjectReader, value_of
 from daemons.client.object_source import SourceMemory
 from daemons.client.object_writer import Item, ObjectPut
 from daemons.client.sessions import ReplyType, Sessions
@@ -181,7 +181,7 @@ class Store:
         self, names: Sequence[Name], *, timeout_s: float | None = None
     ) -> list[bytes | McError | None]:
         found = self._fetch.values(_names(names), None, self._wait_s(timeout_s))
-        return [each.tobytes() if isinstance(each, np.ndarray) else each for each in found]
+        return [value_of(each) if isinstance(each, np.ndarray) else each for each in found]
 
     def get_into(self, name: Name, target: Buffer, *, timeout_s: float | None = None) -> int | None:
         """Bytes that were read, or None. The target must be as large as the value, a typed one of the same type."""
@@ -419,6 +419,7 @@ def _targets(targets: Sequence[Any]) -> tuple[list[ByteArray], list[Callable[[],
 
 def _as_array(value: ByteArray, value_type: ValueType) -> Any:
     if value_type.kind == "numpy":
+        value = value if value.flags.writeable else value.copy()
         return value.view(np.dtype(value_type.dtype)).reshape(value_type.shape)
     if value_type.kind == "bytes":
         raise Rejected("it was put as plain bytes; use get")

@@ -11,7 +11,7 @@ import functools
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from daemons.transfer.memory import Access, SharedMemory, host_id
 from daemons.transfer.notifications import MAX_MESSAGE_BYTES, Notification, Notifications
 from daemons.transfer.plan import PathView
 from daemons.transfer.regions import RegionTable
-from daemons.transfer.strided import check_within
+from daemons.transfer.strided import ByteArray, check_within
 from daemons.transfer.topology import discover
 from daemons.transfer.transports.access import AccessRules
 from daemons.transfer.transports.base import (
@@ -294,6 +294,16 @@ class TransferEngine:
                 transport.notify(batch, message)
             return
         raise Unavailable(f"{describe(address)} cannot be reached: {reason}")
+
+    def mapped(self, region: RegionRef) -> tuple[ByteArray, Callable[[], bool]] | None:
+        """Read-only memory of a peer on this host that was READ before, and a call that says whether it still is its.
+
+        For many small looks: without a pin, a copy, or a check of bounds. What was seen counts only if the call says
+        True afterwards, and where a checksum says so. None: READ it.
+        """
+        if self._quick_shm is None or not self._quick_shm.reaches(region.address):
+            return None
+        return self._quick_shm.mapped(region)
 
     def view(self, region: RegionRef, ranges: Sequence[Strided], *, timeout_s: float = 5.0) -> View:
         """Look at a peer's shared region without a copy; the peer cannot deregister it until the view is closed.

@@ -4,9 +4,10 @@ A WRITE is carried out by the target, which reads our memory in the same ways. W
 socket, as do small WRITEs, where the bytes ride in the request.
 """
 
+import functools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -62,6 +63,14 @@ class ShmTransport:
             return False
         local[start : start + length] = mapped[offset : offset + length]  # numpy releases the GIL
         return sockets.is_open(peer.sock)
+
+    def mapped(self, region: RegionRef) -> tuple[ByteArray, Callable[[], bool]] | None:
+        """A peer's region that is mapped already, and whether the peer is still there: to be asked after each look."""
+        peer = self._peers.get((region.address.unix_path, region.address.epoch))
+        found = None if peer is None else peer.maps.get(region.region_id)
+        if peer is None or found is None:
+            return None
+        return found, functools.partial(sockets.is_open, peer.sock)
 
     def read(self, batch: ReadBatch) -> None:
         for is_last in (False, True):
