@@ -155,7 +155,8 @@ def _journal_line(raw: str) -> JournalLine | None:
     if isinstance(message, list):  # bytes that are no UTF-8
         with suppress(TypeError, ValueError):
             message = bytes(message).decode("utf-8", "replace")
-    unit = str(fields.get("_SYSTEMD_UNIT") or fields.get("UNIT") or "?")
+    # What systemd says of a unit has that as UNIT, and comes from a unit of its own.
+    unit = str(fields.get("UNIT") or fields.get("_SYSTEMD_UNIT") or "?")
     stamp = str(fields.get("__REALTIME_TIMESTAMP") or "0")
     return JournalLine(
         unit=unit.removesuffix(".service"),

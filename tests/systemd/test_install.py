@@ -3,6 +3,7 @@
 The tests share one machine and run in this order: each goes on from what the one before left.
 """
 
+import json
 import re
 import subprocess
 
@@ -93,6 +94,7 @@ def test_it_installs_without_a_network(machine: Machine) -> None:
     assert "mcctl" in machine.run("bash", "-c", "man -w mc-cachenode mcctl").stdout
     completion = machine.root / "usr/local/share/bash-completion/completions/mcctl"
     assert "_MCCTL_COMPLETE=complete_bash" in completion.read_text()
+    assert (machine.root / "usr/local/share/mooncake/grafana-dashboard.json").is_file()
     config = (machine.root / "etc/mooncake/mc-master.toml").stat()
     assert (config.st_mode & 0o777, config.st_uid) == (0o640, 0)
     analyzed = machine.run(
@@ -156,6 +158,32 @@ def test_units_are_ready_when_they_serve(machine: Machine) -> None:
     assert machine.show("var-lib-mooncake-segments.mount", "ActiveState") == "active"
     assert machine.show(NODE, "Slice") == "mooncake.slice"
     machine.run("curl", "--fail", "--silent", "http://127.0.0.1:9710/metrics")
+    wait_for(lambda: is_serving(machine, NODE), what="the master to know the node")
+
+
+def test_mcctl_sees_starts_and_ends_the_units(machine: Machine) -> None:
+    def listed() -> dict[str, dict[str, object]]:
+        found = json.loads(machine.run("mcctl", "service", "list", "-o", "json").stdout)["units"]
+        return {unit["name"]: unit for unit in found}
+
+    units = listed()
+    assert set(units) == {"mc-master", "mc-cachenode@a", "mc-gateway@a"}
+    node = units["mc-cachenode@a"]
+    assert (node["state"], node["substate"], node["is_enabled"]) == ("active", "running", True)
+    assert node["pid"] == main_pid(machine, NODE)
+    assert f"control={CONTROL}" in str(node["status"])
+    said = machine.run("mcctl", "logs", "cachenode@a", "-o", "json").stdout.splitlines()
+    assert all(json.loads(line)["daemon"] == "mc-cachenode@a" for line in said)
+    assert "Started" in said[-1] or len(said) > 1
+    machine.run("mcctl", "service", "stop", "cachenode")
+    assert listed()["mc-cachenode@a"]["state"] == "inactive"
+    machine.run("mcctl", "service", "start", "cachenode@a")
+    machine.run("mcctl", "service", "restart", "gateway")
+    states = {name: unit["state"] for name, unit in listed().items()}
+    assert states == dict.fromkeys(states, "active")
+    missing = machine.run("mcctl", "service", "start", "cachenode@nobody", fails=True)
+    assert missing.returncode != 0
+    assert "Traceback" not in missing.stderr
     wait_for(lambda: is_serving(machine, NODE), what="the master to know the node")
 
 
