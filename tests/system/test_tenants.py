@@ -105,6 +105,9 @@ class Cluster:
         more = ["--endpoint", self.plan.master, "-o", "json", *shown, self.master_key]
         return json.loads(self.mcctl_here(*words, *more))
 
+    def roles(self) -> set[str]:
+        return {node["node"]["role"] for node in self.mcctl("node", "list")["nodes"]}
+
     def num_blocks(self) -> int:
         return len(self.mcctl("cache", "list")["blocks"])
 
@@ -126,7 +129,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("secured"))
     try:
         made.start()
-        wait_for(lambda: made.processes["gateway"].poll() is None and is_healthy(made))
+        wait_for(lambda: is_healthy(made))
+        wait_for(lambda: {"prefill", "decode", "cachenode"} <= made.roles())
         yield made
     finally:
         made.stop()
@@ -161,7 +165,6 @@ def test_nobody_was_refused_in_a_cluster_whose_keys_are_right(cluster: Cluster) 
 def test_a_decode_node_whose_key_is_revoked_serves_nobody(cluster: Cluster) -> None:
     cluster.keys_run("revoke", "decode", "--yes")
     wait_for(lambda: cluster.ask("acme").status_code == 503, 15)
-    roles = {node["node"]["role"] for node in cluster.mcctl("node", "list")["nodes"]}
-    assert "decode" not in roles
+    assert "decode" not in cluster.roles()
     cluster.keys_run("authorize", str(cluster.folder / "keys" / "decode.pub"))
     wait_for(lambda: cluster.ask("acme").status_code == 200, 15)
