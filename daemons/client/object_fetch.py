@@ -270,6 +270,8 @@ class ObjectFetch:
         error: McError = BadSeal("there is no replica that the manifest names")
         doubted = [place for place in places if self._health.is_suspect(place.location)]
         ranked = [place for place in places if place not in doubted] + doubted
+        if may_ask and len(doubted) == len(places):
+            raise Unavailable("all the nodes that are known to have it failed a moment ago")
         for index, place in enumerate(ranked):
             left_s = deadline_s - time.monotonic()
             if index + 1 == len(ranked) and place in doubted:

@@ -49,7 +49,7 @@ from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
 from daemons.store import listing
 from daemons.store.replica_table import Place
-from daemons.store.spares import fold
+from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +290,7 @@ class BlockHandlers:
         return MatchReply(
             locations=locations,
             grants=self._grants(message, locations),
-            spares=fold(locations, directory.replicas_of(rows, now_s=now_s)),
+            spares=spares_of(directory, rows, locations, now_s=now_s),
         )
 
     def _locate(self, message: Locate) -> LocateReply:

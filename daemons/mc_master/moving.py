@@ -10,7 +10,7 @@ from daemons.mc_master.copies import MAX_WAITING, Copies
 from daemons.mc_master.state import MasterState
 
 _MAX_TRIES: Final = 3
-_MAX_LOOKS: Final = 256
+_MAX_LOOKS: Final = 64
 """Blocks weighed in one go."""
 
 

@@ -1,12 +1,12 @@
 """Further replicas: finds blocks that have too few or too many, and has nodes copy from peers, or free.
 
 A new block's copies are made at once, on the hint of the report that named it. What was lost with a node is found by
-a look at the whole directory, once the node has been away for `rebuild_delay_s`; what a draining node holds, at once.
+a pass over the whole directory, once the node has been away for `rebuild_delay_s`; what a draining node holds, at once.
 The rules are in conductor/replication.py; nothing here waits.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,18 +24,17 @@ from daemons.mc_master.moving import Moving
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import SealedBlock
 from daemons.protocol.replication import CopyFailed
-from daemons.store.replica_counts import CountRules, ReplicaCounts, count_replicas
+from daemons.store.replica_counts import CountPass, CountRules, ReplicaCounts, count_replicas
 
 log = logging.getLogger(__name__)
 
 _SCAN_S: Final = 1.0
-_SCAN_SHARE: Final = 20
-"""Looks at the directory take one part in so many of the master's time, at most."""
-_SCAN_BLOCKS: Final = 4096
-_MAX_LOOKS: Final = 512
-"""Blocks weighed in one go."""
+_SCAN_BLOCKS: Final = 20_000
+_FEW_BLOCKS: Final = 1000
+_WORK_S: Final = 0.003
+"""Time for weighing blocks in one go; lookups wait meanwhile."""
 _MAX_STUCK: Final = 16
-"""So many in a row that no node can take now, and the rest is left for the next time."""
+"""So many that no node can take now, and the rest is left for the next time."""
 _SETTLE_S: Final = 5.0
 """What a node that is back may take to announce its blocks."""
 _DROP_AGAIN_S: Final = 5.0
@@ -57,6 +56,7 @@ class Replicating:
         self._dropping: dict[BlockHash, float] = {}
         """Surplus that was told to go, until when it is not looked at again."""
         self._next_scan_s = 0.0
+        self._scan: CountPass | None = None
 
     @property
     def is_in_use(self) -> bool:
@@ -106,12 +106,18 @@ class Replicating:
 
     def count_left(self) -> None:
         """Of each draining node, what would be short without it."""
-        self._count(self.copies.nodes(), limit=0)
+        rules = self._rules(self.copies.nodes())
+        self._tell_left(count_replicas(self._state.directory, rules, limit=0))
 
-    def num_short(self, hashes: Iterable[BlockHash]) -> int:
+    def num_short(self, hashes: Collection[BlockHash]) -> int:
         """How many of these have fewer replicas than they should and could."""
-        counts = self._count(self.copies.nodes(), limit=len(self._state.directory.blocks))
-        return len(set(hashes) & {*counts.short, *counts.only_draining})
+        nodes = self.copies.nodes()
+        if len(hashes) <= _FEW_BLOCKS:
+            found = (self.copies.look(block_hash)[0] for block_hash in hashes)
+            return sum(block is not None and num_missing(block, nodes) > 0 for block in found)
+        limit = len(self._state.directory.blocks)
+        counts = count_replicas(self._state.directory, self._rules(nodes), limit=limit)
+        return len({*counts.short, *counts.only_draining}.intersection(hashes))
 
     def num_domains(self) -> int:
         return len({node.domain for node in self.copies.nodes().values() if node.can_take})
@@ -125,8 +131,8 @@ class Replicating:
         self.copies.expire()
         self._give_up_absent(now_s)
         is_draining = any(member.is_draining for member in state.membership)
-        if (self.is_in_use or is_draining) and now_s >= self._next_scan_s:
-            self._scan(now_s)
+        if self._scan is not None or self.is_in_use or is_draining:
+            self._look_around(now_s)
         if not (self._fresh or self._repairs or len(self.moving)):
             return
         nodes = self.copies.nodes()
@@ -144,35 +150,44 @@ class Replicating:
                 del self.copies.away[node]
                 self._state.directory.let_go(node)
 
-    def _scan(self, now_s: float) -> None:
+    def _look_around(self, now_s: float) -> None:
+        """One step of a pass over all blocks; a new one begins some time after the last."""
+        if self._scan is None:
+            if now_s < self._next_scan_s:
+                return
+            rules = self._rules(self.copies.nodes())
+            self._scan = CountPass(self._state.directory, rules, limit=_SCAN_BLOCKS)
+        if self._scan.step():
+            self._found(self._scan.counts, now_s)
+            self._scan = None
+            self._next_scan_s = now_s + _SCAN_S
+
+    def _found(self, counts: ReplicaCounts, now_s: float) -> None:
         state = self._state
-        nodes = self.copies.nodes()
-        counts = self._count(nodes, limit=_SCAN_BLOCKS)
+        self._tell_left(counts)
         self._repairs = dict.fromkeys(self.copies.awake(counts.only_draining), ())
         # A young master does not know who is missing: what looks lost may only not have been announced.
         if now_s >= state.started_s + state.config.pool.rebuild_delay_s:
             self._repairs |= dict.fromkeys(self.copies.awake(counts.short), ())
-            self._drop_surplus(counts.surplus, nodes, now_s)
+            self._drop_surplus(counts.surplus[:_FEW_BLOCKS], self.copies.nodes(), now_s)
         state.metrics.short_blocks.set(len(counts.short) + len(counts.only_draining))
-        took_s = state.now_s() - now_s
-        self._next_scan_s = now_s + max(_SCAN_S, _SCAN_SHARE * took_s)
 
-    def _count(self, nodes: dict[NodeId, CopyNode], *, limit: int) -> ReplicaCounts:
-        state, away = self._state, self.copies.away
+    def _rules(self, nodes: dict[NodeId, CopyNode]) -> CountRules:
+        away = self.copies.away
         domains = {node.node: node.domain for node in nodes.values()}
         possible = {node.domain for node in nodes.values() if node.can_take}
-        rules = CountRules(
+        return CountRules(
             domains={node: each.domain for node, each in away.items()} | domains,
             num_domains=len(possible | {each.domain for each in away.values()}),
             draining=frozenset(n.node for n in nodes.values() if not n.is_staying),
-            default=state.config.pool.replicas,
+            default=self._state.config.pool.replicas,
         )
-        counts = count_replicas(state.directory, rules, limit=limit)
-        for member in state.membership:
+
+    def _tell_left(self, counts: ReplicaCounts) -> None:
+        for member in self._state.membership:
             # Before its first report nothing is known of what it holds.
             left = counts.left.get(member.node.node)
             member.left = None if member.next_sequence is None else left
-        return counts
 
     def _drop_surplus(
         self, hashes: Sequence[BlockHash], nodes: dict[NodeId, CopyNode], now_s: float
@@ -196,15 +211,14 @@ class Replicating:
     ) -> None:
         """From the front; what no node can take just now goes behind the others."""
         num_stuck = 0
-        for _ in range(min(_MAX_LOOKS, len(waiting))):
+        until_s = self._state.now_s() + _WORK_S
+        for _ in range(len(waiting)):
             block_hash = next(iter(waiting))
             prefer = waiting.pop(block_hash)
-            if self._copy(block_hash, nodes, prefer, full=full, is_paced=is_paced):
-                num_stuck = 0
-                continue
-            waiting[block_hash] = prefer
-            num_stuck += 1
-            if num_stuck == _MAX_STUCK:
+            if not self._copy(block_hash, nodes, prefer, full=full, is_paced=is_paced):
+                waiting[block_hash] = prefer
+                num_stuck += 1
+            if num_stuck == _MAX_STUCK or self._state.now_s() >= until_s:
                 return
 
     def _copy(

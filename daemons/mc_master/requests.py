@@ -29,7 +29,7 @@ from daemons.protocol.request import (
     Schedule,
 )
 from daemons.rpc import Call
-from daemons.store.spares import fold
+from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class RequestHandlers:
             lease_s=state.config.pool.lease_s,
             near=placement.prefill.host_id,
         )
-        spares = fold(matched, state.directory.replicas_of(rows, now_s=began_s))
+        spares = spares_of(state.directory, rows, matched, now_s=began_s)
         plan = self._plan(message, placement, matched, spares)
         call.reply(plan)
         stage_ahead(state, matched, placement.predicted_ttft_s)

@@ -273,16 +273,6 @@ class Directory:
             ]
         )
 
-    def replicas_of(self, rows: Sequence[int], *, now_s: float) -> list[list[BlockLocation]]:
-        """Every replica of each of these rows that has more than one, as `locate` would name them; only looks."""
-        head, following = self.blocks.head, self.replicas.next
-        return [
-            []
-            if following[head[row]] == NO_ROW
-            else self._locations(sorted(self._live(row, now_s), key=self._preference))
-            for row in rows
-        ]
-
     def best_places(self, rows: Sequence[int], *, now_s: float) -> list[Place]:
         """Where each of these rows would be read from, by whoever is near none of them; only looks."""
         slot_of = self.replicas.slot_of

@@ -16,8 +16,7 @@ from daemons.client.node_health import NodeHealth
 from daemons.client.store import BlockReader
 from daemons.core.errors import TransferError
 from daemons.core.ids import BlockHash, NodeId, new_epoch
-from daemons.protocol.block import BlockLocation
-from daemons.store import spares
+from daemons.protocol.block import BlockLocation, ReplicaPlace, SpareReplica, Spares
 from daemons.store.seal import Trailer, layer_checksums, seal, trailer_length
 from daemons.store.segment import Segment
 from daemons.transfer import TransferEngine, allocate_shared
@@ -191,11 +190,25 @@ def twins(nodes: list[Node]) -> Iterator[list[Node]]:
         node.engine.close()
 
 
+def fold(replicas: list[list[BlockLocation]]) -> Spares:
+    """All but the first of each block, as a master's reply has them."""
+    others = [(b, at) for b, of_block in enumerate(replicas) for at in of_block[1:]]
+    return Spares(
+        places=[
+            ReplicaPlace(node=at.node, region=at.region, host_id=at.host_id) for _, at in others
+        ],
+        replicas=[
+            SpareReplica(block=b, place=place, offset=at.offset)
+            for place, (b, at) in enumerate(others)
+        ],
+    )
+
+
 def read_all(
     reader: BlockReader, replicas: list[list[BlockLocation]], timeout_s: float = 5.0
 ) -> tuple[int, list[bytes], list[NodeId]]:
     chosen = [of_block[0] for of_block in replicas]
-    opened = reader.open(chosen, spares=spares.fold(chosen, replicas), timeout_s=timeout_s)
+    opened = reader.open(chosen, spares=fold(replicas), timeout_s=timeout_s)
     arena = np.zeros((2 * NUM_LAYERS, max(1, len(chosen)) * ROW), np.uint8)
     targets = [(arena[2 * layer], arena[2 * layer + 1]) for layer in range(NUM_LAYERS)]
     good = opened.read_layers(0, targets, opened.num_good, timeout_s=timeout_s)

@@ -1,0 +1,31 @@
+"""The replicas of a reply's blocks beside the ones it names, unfolded."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from daemons.protocol.block import BlockLocation, Spares
+
+
+def replicas_of(
+    chosen: Sequence[BlockLocation], spares: Spares | None
+) -> list[list[BlockLocation]]:
+    """Each block's replicas, the chosen one first. What makes no sense in `spares` is passed over."""
+    replicas = [[at] for at in chosen]
+    if spares is None:
+        return replicas
+    for spare in spares.replicas:
+        if 0 <= spare.block < len(replicas) and 0 <= spare.place < len(spares.places):
+            place = spares.places[spare.place]
+            of_block = replicas[spare.block]
+            other = msgspec.structs.replace(
+                of_block[0],
+                node=place.node,
+                region=place.region,
+                host_id=place.host_id,
+                tier="dram",
+                control="",
+                offset=spare.offset,
+            )
+            of_block.append(other)
+    return replicas
