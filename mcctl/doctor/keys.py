@@ -1,10 +1,11 @@
-"""The keys that a config names: there, private, of this very node, and on the list of its master."""
+"""The files of mcctl keys and mcctl tenant that a config names: there, private, and of this very node."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from daemons.config.key_files import KeyFile, read_key_list, read_own_key
+from daemons.config.tenants import read_tenants
 from daemons.core.errors import ConfigError
 from daemons.protocol.key import KEY_ROLES
 from mcctl.doctor.finding import Finding
@@ -17,6 +18,7 @@ def check_keys(
     path: Path, process: str, config: Any, credentials: Path = CREDENTIALS
 ) -> Iterator[Finding]:
     """A file that only others may read is passed over: root sees more."""
+    yield from _check_tenants(path, config)
     security = config.security
     if not security.key_file:
         return
@@ -37,6 +39,22 @@ def check_keys(
             what=str(where),
             problem=f"{path}: {error.message}",
             fix=f"mcctl keys generate {config.node.id} --role {process.removeprefix('mc-')}, see mc-deploy(7)",
+        )
+
+
+def _check_tenants(path: Path, config: Any) -> Iterator[Finding]:
+    section = getattr(config, "tenants", None)
+    if section is None or not section.file:
+        return
+    try:
+        read_tenants(Path(section.file))
+    except ConfigError as error:
+        yield Finding(
+            severity="error",
+            area="tenants",
+            what=section.file,
+            problem=f"`tenants.file` of {path}: {error.message}",
+            fix=f"mcctl tenant add NAME --file {section.file}",
         )
 
 

@@ -276,3 +276,17 @@ def test_keys_that_are_missing_or_anothers_are_found(tmp_path: Path) -> None:
         (finding,) = found(tmp_path / "keys" / name)
         assert said in finding.problem
         assert "mcctl keys generate c0 --role cachenode" in finding.fix
+
+
+def test_a_tenant_file_that_is_missing_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    config = f"[models]\nm = '{tmp_path}'\n[http]\nport = 0\n[tenants]\nfile = '{file}'\n"
+
+    def found() -> list[Finding]:
+        findings = check(tmp_path, mc_gateway=config)
+        return [finding for finding in findings if finding.area == "tenants"]
+
+    (finding,) = found()
+    assert "mcctl tenant add" in finding.fix
+    assert main(["tenant", "add", "acme", "--file", str(file)]) == 0
+    assert found() == []

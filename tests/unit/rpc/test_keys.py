@@ -1,11 +1,13 @@
 """Servers with keys over loopback: who is let in, what each role may ask, and what becomes of a key that is revoked."""
 
+import contextlib
 import logging
+import random
+import socket
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-import zmq
 
 from daemons.core.errors import ConfigError, McError, Rejected, Unavailable
 from daemons.core.ids import Epoch, Incarnation, NodeId, PublicKey
@@ -298,11 +300,21 @@ def test_which_addresses_are_loopback(address: str, is_local: bool) -> None:
     assert is_loopback(address) is is_local
 
 
-def test_a_client_that_says_no_hello_is_refused_too(bench: Bench) -> None:
-    raw = bench.loops[-1].context.socket(zmq.DEALER)
-    raw.setsockopt(zmq.LINGER, 0)
-    raw.connect(bench.server.endpoint)
-    for _ in range(50):
-        bench.loop.run_once(0.002)
-    assert not bench.calls
-    raw.close()
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_knocks_others_are_served(bench: Bench, seed: int) -> None:
+    """Noise, halves of a handshake, and whole ones of another mechanism."""
+    chance = random.Random(seed)
+    pair = KeyPair.generate()
+    bench.authorize(pair, "admin")
+    channel = bench.connect(pair)
+    port = int(bench.server.endpoint.rpartition(":")[2])
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with contextlib.ExitStack() as open_sockets:
+        for _ in range(8):
+            knocking = open_sockets.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+            begin = greeting[: chance.randrange(len(greeting) + 1)]
+            with contextlib.suppress(OSError):
+                knocking.sendall(begin + chance.randbytes(chance.randrange(300)))
+            assert bench.ask(channel, CacheStat()) == Ok()
+    assert bench.ask(channel, CacheStat()) == Ok()
+    assert not bench.loop.num_errors
