@@ -110,8 +110,8 @@ class Conductor:
     def account(self, placement: Placement, request: PlacementRequest, *, now_s: float) -> int:
         """It will be done: from now on its instances have that much more to do. The plan's serial number."""
         self.num_plans += 1
-        for instance in (placement.prefill, placement.decode):
-            row = self._table.row_by_node.get(instance.node)
+        for node in (placement.prefill.node, placement.decode.node, *placement.helpers):
+            row = self._table.row_by_node.get(node)
             if row is not None:
                 self._table.last_chosen[row] = self.num_plans
         self._workload.add(
@@ -124,6 +124,7 @@ class Conductor:
                 decode_s=placement.step_s * request.max_tokens,
                 started_s=now_s,
                 context_tokens=request.context_tokens,
+                helpers=placement.helpers,
                 step_s=placement.step_s,
                 num_prompt_tokens=request.num_prompt_tokens,
             )

@@ -36,6 +36,8 @@ class InstanceDescription:
     namespace: bytes
     capacity_tokens: int = 0
     is_reuse_safe: bool = True
+    pipeline: str = ""
+    """Prefill instances of one name can share a prompt layer by layer; empty: alone only."""
 
 
 class CostColumns:

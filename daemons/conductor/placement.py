@@ -14,6 +14,7 @@ from daemons.conductor.decode_placement import (
 )
 from daemons.conductor.early_rejection import MODES, Prospect
 from daemons.conductor.instance_table import Floats, InstanceTable, Rows
+from daemons.conductor.pipeline import Prompt, choose_pipeline
 from daemons.conductor.prefill_placement import (
     POLICIES,
     PrefillCandidates,
@@ -25,6 +26,7 @@ from daemons.conductor.tenant_share import TenantShares
 from daemons.conductor.view import InstanceRole, InstanceView, Option, PlacementRequest
 from daemons.conductor.workload import Workload
 from daemons.core.errors import NotFound, Rejected, Unavailable
+from daemons.core.ids import NodeId
 from daemons.protocol.node import NodeState
 
 RETRY_AFTER_MS = 500
@@ -49,6 +51,8 @@ class Placement:
     policy: str
     prefill_options: tuple[Option, ...]
     decode_options: tuple[Option, ...]
+    helpers: tuple[NodeId, ...] = ()
+    """Further prefill instances that share the prompt; each is busy for as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class _Decision:
                 prefills, queue_s, replace(request, matched_tokens=0)
             )
         chosen = _option(table, candidates, choice, choice.chosen)
+        chosen, helpers = self._share(candidates, choice.chosen, chosen)
         self._admit(chosen.total_s, float(queue_s.min()), decode)
         return Placement(
             prefill=table.view(int(candidates.rows[choice.chosen]), chosen.queue_s),
@@ -133,7 +138,36 @@ class _Decision:
                 for position in _best(choice.weighed.total_s, choice.chosen)
             ),
             decode_options=self._decode_options(decode),
+            helpers=helpers,
         )
+
+    def _share(
+        self, candidates: PrefillCandidates, position: int, alone: Option
+    ) -> tuple[Option, tuple[NodeId, ...]]:
+        """The same option with the help of others, where that is worth it."""
+        table, limits = self.table, self.tuning.pipeline
+        name = table.described(candidates.rows[position]).pipeline
+        if limits.max_stages < 2 or not name:
+            return alone, ()
+        prompt = Prompt(
+            num_tokens=self.request.num_prompt_tokens,
+            num_cached=alone.matched_tokens,
+            cost=table.cost(alone.node),
+            queue_s=alone.queue_s,
+            load_s=alone.load_s,
+            alone_s=alone.work_s,
+        )
+        others = [
+            other
+            for other, row in enumerate(candidates.rows)
+            if other != position and table.described(row).pipeline == name
+        ]
+        queues_s = [float(candidates.queue_s[other]) for other in others]
+        group = choose_pipeline(prompt, queues_s, limits)
+        if group is None:
+            return alone, ()
+        shared = replace(alone, queue_s=group.queue_s, load_s=0.0, prefill_s=group.work_s)
+        return shared, tuple(table.node(candidates.rows[others[at]]) for at in group.others)
 
     def _admit(self, ttft_s: float, shortest_queue_s: float, decode: DecodeChoice) -> None:
         """Raises Overload where the mode of admission refuses it."""

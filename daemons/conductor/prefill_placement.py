@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from daemons.conductor.early_rejection import Objectives
 from daemons.conductor.instance_table import CostColumns, Floats, InstanceTable, Ints, Rows
+from daemons.conductor.pipeline import PipelineLimits
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.ids import NodeId
 
@@ -35,6 +36,7 @@ class Tuning:
     objectives: Objectives = field(default_factory=Objectives)
     may_pull: bool = True
     """Whether a prefill may reuse what only other hosts hold."""
+    pipeline: PipelineLimits = field(default_factory=PipelineLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,12 @@ class Work:
     step_s: float = 0.0
     """Predicted time between its tokens."""
     num_prompt_tokens: int = 0
+    helpers: tuple[NodeId, ...] = ()
+    """Prefill instances that share it, each for all of `prefill_s`; they begin together."""
+
+    @property
+    def prefills(self) -> tuple[NodeId, ...]:
+        return self.prefill, *self.helpers
 
 
 @dataclass(slots=True)
@@ -83,17 +89,20 @@ class Workload:
             self.remove(next(iter(self._work)), now_s=work.started_s)
         self._work[work.request_id] = work
         self.mean_tokens = _mean(self.mean_tokens, work.num_tokens)
-        prefill = self._loads.setdefault(work.prefill, _Load())
-        prefill.busy_until_s = max(prefill.busy_until_s, work.started_s) + work.prefill_s
-        prefill.last_planned_s = work.started_s
-        prefill.requests[work.request_id] = prefill.busy_until_s
+        prefills = [self._loads.setdefault(node, _Load()) for node in work.prefills]
+        free_s = max(prefill.busy_until_s for prefill in prefills)
+        filled_s = max(free_s, work.started_s) + work.prefill_s
+        for node, prefill in zip(work.prefills, prefills, strict=True):
+            prefill.busy_until_s = filled_s
+            prefill.last_planned_s = work.started_s
+            prefill.requests[work.request_id] = filled_s
+            self._write(node, prefill)
         decode = self._loads.setdefault(work.decode, _Load())
         decode.reserved_tokens += work.num_tokens
         decode.last_planned_s = work.started_s
-        end_s = prefill.busy_until_s + work.decode_s
+        end_s = filled_s + work.decode_s
         decode.requests[work.request_id] = end_s
-        self._take_slot(work, decode, prefill.busy_until_s, end_s)
-        self._write(work.prefill, prefill)
+        self._take_slot(work, decode, filled_s, end_s)
         self._write(work.decode, decode)
 
     def finish(self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0) -> Work | None:
@@ -113,12 +122,13 @@ class Workload:
         work = self._work.pop(request_id, None)
         if work is None:
             return None
-        prefill = self._loads.get(work.prefill)
-        if prefill is not None:
-            until_s = prefill.requests.pop(request_id, 0.0)
-            unused_s = min(work.prefill_s, max(0.0, until_s - now_s))
-            prefill.busy_until_s -= unused_s
-            self._write(work.prefill, prefill)
+        for node in work.prefills:
+            prefill = self._loads.get(node)
+            if prefill is not None:
+                until_s = prefill.requests.pop(request_id, 0.0)
+                unused_s = min(work.prefill_s, max(0.0, until_s - now_s))
+                prefill.busy_until_s -= unused_s
+                self._write(node, prefill)
         decode = self._loads.get(work.decode)
         if decode is not None and decode.requests.pop(request_id, None) is not None:
             decode.reserved_tokens -= work.num_tokens
@@ -128,7 +138,7 @@ class Workload:
 
     def drop_node(self, node: NodeId, *, now_s: float) -> list[Work]:
         """The node is gone, and with it every request that was planned on it."""
-        gone = [work for work in self._work.values() if node in (work.prefill, work.decode)]
+        gone = [work for work in self._work.values() if node in (*work.prefills, work.decode)]
         for work in gone:
             self.remove(work.request_id, now_s=now_s)
         if self._loads.pop(node, None) is not None:

@@ -134,6 +134,7 @@ class DecodeInstance:
 
     def __init__(self, events: EventQueue, profile: HardwareProfile, finished: Finished) -> None:
         self._events = events
+        self._profile = profile
         self._batch = RunningBatch(profile, finished)
         self._waiting: deque[RunningSequence] = deque()
         self._run = StepRun(events, self._ended)
@@ -145,6 +146,11 @@ class DecodeInstance:
             self._run.cut()
         else:
             self._begin()
+
+    def step_s_with(self, sequence: RunningSequence) -> float:
+        """One step of all that are here and wait here, and of this one."""
+        everyone = [*self._batch.sequences, *self._waiting, sequence]
+        return self._profile.step_s(len(everyone), sum(each.num_context for each in everyone))
 
     def _begin(self) -> None:
         while self._waiting and self._batch.has_room(self._waiting[0].kv_tokens):

@@ -2,7 +2,7 @@
 
 Each prefill node lends its DRAM to the pool, and has an SSD below it where the plan says so. Reused blocks of other
 nodes are pulled over the network and stay as replicas, those of lower tiers are staged while a prompt is queued. KV
-streams to decode layer by layer while it is computed.
+streams to decode layer by layer while it is computed. Long prompts go over several prefill nodes where that pays.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from math import inf
 from daemons.conductor.conductor import Conductor
 from daemons.conductor.early_rejection import MODES, Objectives
 from daemons.conductor.instance_table import InstanceDescription
+from daemons.conductor.pipeline import PipelineLimits
 from daemons.conductor.prefill_placement import POLICIES, Tuning
 from daemons.conductor.view import PlacementRequest
 from daemons.core.errors import Rejected
@@ -51,11 +52,15 @@ class DisaggregatedPlan:
     """Whoever is predicted to miss an objective is turned away; 0: nobody for this one."""
     tbt_slo_s: float = 0.0
     shed_from: float = 0.85
+    decode_slo_s: float = 0.0
+    """A decode node turns away whose KV has come, where all would get their tokens more slowly than this; 0: nobody."""
     seed: int = 0
     node_tokens: int = 0
     eviction: str = "lru"
     ssd_tokens: int = 0
     object_tokens: int = 0
+    max_pipeline: int = 1
+    """Prefill nodes that may share one long prompt, each with a range of the layers."""
 
 
 class DisaggregatedCluster:
@@ -71,15 +76,20 @@ class DisaggregatedCluster:
             may_pull=plan.may_pull,
             admission=plan.admission,
             objectives=Objectives(plan.ttft_slo_s, plan.tbt_slo_s, plan.shed_from),
+            pipeline=PipelineLimits(plan.max_pipeline),
         )
         self._profile = profile
+        self._decode_slo_s = plan.decode_slo_s
         self._events = EventQueue()
         prefills = [NodeId(f"prefill-{number}") for number in range(plan.num_prefills)]
         decodes = [NodeId(f"decode-{number}") for number in range(plan.num_decodes)]
         self.conductor = Conductor(tuning)
         for node in (*prefills, *decodes):
             self.conductor.join(_described(node, profile), profile.cost_model())
-        self._prefills = {node: PrefillInstance(self._events, profile) for node in prefills}
+        self._prefills = {
+            node: PrefillInstance(self._events, profile, tuning.pipeline.chunk_tokens)
+            for node in prefills
+        }
         self._decodes = {
             node: DecodeInstance(self._events, profile, self._finished) for node in decodes
         }
@@ -134,13 +144,16 @@ class DisaggregatedCluster:
         outcome.predicted_ttft_s = placement.predicted_ttft_s
         outcome.prefill, outcome.decode = placement.prefill.node, placement.decode.node
         ready_s = self._fetch(request, outcome, rows)
+        helpers = placement.helpers
+        outcome.num_stages = 1 + len(helpers)
         self._prefills[placement.prefill.node].queue(
             Prompt(
                 outcome,
                 ready_s,
-                on_start=partial(self._prefill_begins, request, outcome),
-                on_first_token=partial(self._first_token, request, outcome),
-            )
+                on_start=partial(self._prefill_begins, request, outcome, helpers),
+                on_first_token=partial(self._first_token, request, outcome, helpers),
+            ),
+            tuple(self._prefills[node] for node in helpers),
         )
 
     def _fetch(self, request: TraceRequest, outcome: RequestOutcome, rows: Sequence[int]) -> float:
@@ -161,11 +174,17 @@ class DisaggregatedCluster:
             self._events.at(fetched.ready_s, arrived)
         return fetched.ready_s
 
-    def _prefill_begins(self, request: TraceRequest, outcome: RequestOutcome) -> None:
-        """From now on KV flows to decode; it has the link for as long as its bytes take."""
+    def _prefill_begins(
+        self, request: TraceRequest, outcome: RequestOutcome, helpers: Sequence[NodeId]
+    ) -> None:
+        """From now on KV flows to decode, of each node its part; it has the link for as long as its bytes take."""
         num_bytes = request.input_tokens * self._profile.kv.bytes_per_token
         now_s = self._events.now_s
-        sent_s = self.network.send(outcome.prefill, outcome.decode, num_bytes, now_s=now_s)
+        share = num_bytes // outcome.num_stages
+        sent_s = max(
+            self.network.send(node, outcome.decode, share, now_s=now_s)
+            for node in (outcome.prefill, *helpers)
+        )
         # The last layer is made at the end and follows on its own.
         first_s = now_s + outcome.prefill_s
         last_layer_s = num_bytes / self._profile.kv.num_layers / self._profile.bandwidth.network
@@ -176,11 +195,37 @@ class DisaggregatedCluster:
             last_token_s=first_s,
         )
         if sequence.num_left:
-            join = partial(self._decodes[NodeId(outcome.decode)].join, sequence)
-            self._events.at(max(sent_s, first_s + last_layer_s), join)
+            self._events.at(max(sent_s, first_s + last_layer_s), partial(self._join, sequence))
 
-    def _first_token(self, request: TraceRequest, outcome: RequestOutcome) -> None:
-        self._store(NodeId(outcome.prefill), request.blocks, outcome.cached_tokens // BLOCK_TOKENS)
+    def _join(self, sequence: RunningSequence) -> None:
+        """The KV is there. Who is turned away now has been prefilled for nothing (arXiv paper, section 7.2)."""
+        outcome = sequence.outcome
+        decode = self._decodes[NodeId(outcome.decode)]
+        if 0 < self._decode_slo_s < decode.step_s_with(sequence):
+            outcome.why_rejected = f"{outcome.decode} has too many others"
+            outcome.finished_s = self._events.now_s
+            self._finished(outcome)
+        else:
+            decode.join(sequence)
+
+    def _first_token(
+        self, request: TraceRequest, outcome: RequestOutcome, helpers: Sequence[NodeId]
+    ) -> None:
+        """Blocks of a group are gathered at its first instance."""
+        first = outcome.cached_tokens // BLOCK_TOKENS
+        num_bytes = (
+            request.input_tokens - outcome.cached_tokens
+        ) * self._profile.kv.bytes_per_token
+        whole_s = self._events.now_s
+        for node in helpers:
+            share = num_bytes // outcome.num_stages
+            sent_s = self.network.send(node, outcome.prefill, share, now_s=self._events.now_s)
+            whole_s = max(whole_s, sent_s)
+        store = partial(self._store, NodeId(outcome.prefill), request.blocks, first)
+        if helpers:
+            self._events.at(whole_s, store)
+        else:
+            store()
         if request.output_tokens == 1:
             outcome.finished_s = self._events.now_s
             self._finished(outcome)
@@ -204,4 +249,5 @@ def _described(node: NodeId, profile: HardwareProfile) -> InstanceDescription:
         model=MODEL,
         namespace=b"",
         capacity_tokens=0 if is_prefill else profile.kv.device_tokens,
+        pipeline="all" if is_prefill else "",
     )

@@ -33,7 +33,9 @@ class RequestOutcome:
     predicted_ttft_s: float = 0.0
     ttft_s: float = 0.0
     prefill_s: float = 0.0
-    """What it kept its prefill instance busy."""
+    """What it kept its prefill instance busy, and each of the others that shared it."""
+    num_stages: int = 1
+    """Prefill instances that it went over."""
     finished_s: float = 0.0
     gaps: list[Gap] = field(default_factory=list)
     why_rejected: str = ""
@@ -125,6 +127,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierUse] = msgspec.field(default_factory=list)
     """The fastest first; those that the plan has."""
     hits: list[HitSample] = msgspec.field(default_factory=list)
+    num_pipelined: int = 0
+    """Requests whose prompt went over several prefill instances."""
     lost_gb: float = 0.0
     """KV that left the lowest tier, or that a device was too slow to take."""
 
@@ -167,7 +171,10 @@ def load_over_time(
     edges = np.linspace(0.0, end_s, num_samples + 1)
     done = [outcome for outcome in outcomes if not outcome.why_rejected]
     first_s = np.array([outcome.arrival_s + outcome.ttft_s for outcome in done])
-    busy_s = _overlap(first_s - np.array([o.prefill_s for o in done]), first_s, edges)
+    # A prompt over several instances counts for each of them.
+    began_s = first_s - np.array([o.prefill_s for o in done])
+    stages = np.array([o.num_stages for o in done], np.int64)
+    busy_s = _overlap(np.repeat(began_s, stages), np.repeat(first_s, stages), edges)
     decode_s = _overlap(first_s, np.array([o.finished_s for o in done]), edges)
     width_s = edges[1] - edges[0]
     return [

@@ -68,7 +68,8 @@ def summarize(
         requests_per_s=len(done) / makespan_s if makespan_s else 0.0,
         reused_fraction=sum(outcome.cached_tokens for outcome in done) / num_tokens,
         remote_fraction=sum(outcome.remote_tokens for outcome in done) / num_tokens,
-        prefill_s_per_request=sum(outcome.prefill_s for outcome in done) / max(1, len(done)),
+        prefill_s_per_request=sum(outcome.prefill_s * outcome.num_stages for outcome in done)
+        / max(1, len(done)),
         prediction_error=_prediction_error(done),
         network_gb=network_bytes / 1e9,
         makespan_s=makespan_s,
@@ -76,6 +77,7 @@ def summarize(
         ttft_percentiles_s=percentiles([outcome.ttft_s for outcome in done]),
         tbt_percentiles_s=percentiles([outcome.tbt_s for outcome in done if outcome.gaps]),
         hits=hits_over_time(outcomes),
+        num_pipelined=sum(outcome.num_stages > 1 for outcome in done),
         eviction="" if isinstance(plan, CoupledPlan) else plan.eviction,
         admission="" if isinstance(plan, CoupledPlan) else plan.admission,
     )

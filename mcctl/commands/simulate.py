@@ -99,6 +99,10 @@ def run(
     dram_tokens: DramTokens = 0,
     ssd_tokens: SsdTokens = 0,
     object_tokens: ObjectTokens = 0,
+    pipeline: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Prefill nodes that may share one long prompt; 1: none."),
+    ] = 1,
     eviction: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,6 +150,7 @@ def run(
             eviction=which,
             ssd_tokens=ssd_tokens,
             object_tokens=object_tokens,
+            max_pipeline=pipeline,
         )
         for name in _chosen(policy, POLICY_NAMES, "time")
         for which in _chosen(eviction, EVICTION_NAMES, "lru")

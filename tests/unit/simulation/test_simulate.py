@@ -1,9 +1,12 @@
 """Simulations whose outcome is known in closed form, and what must hold in all."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daemons.conductor.pipeline import pipelined_s
 from daemons.simulation.capacity import hit_fraction
 from daemons.simulation.coupled import CoupledCluster, CoupledPlan
 from daemons.simulation.disaggregated import POLICY_NAMES, DisaggregatedCluster, DisaggregatedPlan
@@ -18,6 +21,7 @@ PLANS: list[ClusterPlan] = [
     DisaggregatedPlan(2, 1),
     DisaggregatedPlan(1, 2, "kvcache-centric"),
     DisaggregatedPlan(2, 2, "random", node_tokens=20 * BLOCK_TOKENS),
+    DisaggregatedPlan(3, 1, max_pipeline=3),
     CoupledPlan(2),
     CoupledPlan(2, has_prefix_cache=True),
     CoupledPlan(2, "chunked", has_prefix_cache=True),
@@ -82,6 +86,23 @@ def test_a_prefix_of_a_busy_node_is_pulled_to_another() -> None:
         assert pulling[2].remote_tokens == 8192
         assert pulling[2].ttft_s < PROFILE.prefill_s(8192, 0)
     assert local[2].remote_tokens == 0
+
+
+def test_a_group_prefills_a_long_prompt_and_holds_up_who_comes_after() -> None:
+    long, short = request(0, 100_000), request(0.1, 4096, first_block=50_000)
+    plan = DisaggregatedPlan(2, 1, max_pipeline=2)
+    grouped, after = outcomes_of(plan, [long, short])
+    alone, beside = outcomes_of(DisaggregatedPlan(2, 1), [long, short])
+    assert (grouped.num_stages, alone.num_stages) == (2, 1)
+    assert grouped.ttft_s == pytest.approx(
+        pipelined_s(PROFILE.cost_model(), 100_000, 0, num_stages=2, chunk_tokens=4096)
+    )
+    assert grouped.predicted_ttft_s == pytest.approx(grouped.ttft_s)
+    assert grouped.ttft_s < 0.6 * alone.ttft_s
+    assert after.ttft_s == pytest.approx(grouped.ttft_s - 0.1 + PROFILE.prefill_s(4096, 0))
+    assert beside.ttft_s == pytest.approx(PROFILE.prefill_s(4096, 0))
+    again, *_ = outcomes_of(plan, [replace(long, arrival_s=60.0), long])[1:]
+    assert again.cached_tokens == 100_000 // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def test_whole_prompts_stall_decoding_and_chunks_do_not() -> None:
