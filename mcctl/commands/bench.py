@@ -84,7 +84,7 @@ def serve(
     """
     if dtype is not None:
         check_dtype(dtype)
-    is_json = settings_of(context).output == "json"
+    output = settings_of(context).output
     shape = _shape(quick, repeats, prefix, suffix)
     with render.progress("preparing") as progress:
         url = endpoint_http or (None if own else _local_url(model, dtype, progress))
@@ -105,9 +105,9 @@ def serve(
                 vocab_size = _vocabulary(_described(cluster.master, path.name))
                 plan = ServePlan(model=path.name, vocab_size=vocab_size, **shape)
                 result = _measure(cluster.url, plan, dtype, progress, model if oracle else None)
-    _show(result, on_stderr=is_json)
-    if is_json:
-        render.emit_json(result)
+    _show(result, on_stderr=output != "table")
+    if output != "table":
+        render.emit(output, result, _COLUMNS, result.rows)
 
 
 @app.command()
@@ -132,12 +132,12 @@ def transfer(
     if not all(0 < size <= transfer_bench.MAX_SIZE_BYTES for size in parsed):
         raise typer.BadParameter("a size is between 1 byte and 1 GiB")
     plan = transfer_bench.TransferPlan(parsed, batch, threads, transports)
-    is_json = settings_of(context).output == "json"
+    output = settings_of(context).output
     with render.progress("starting a peer process") as progress:
         result = transfer_bench.run(plan, progress)
-    render.show_table("transfer", _TRANSFER_COLUMNS, result.rows, on_stderr=is_json)
-    if is_json:
-        render.emit_json(result)
+    render.show_table("transfer", _TRANSFER_COLUMNS, result.rows, on_stderr=output != "table")
+    if output != "table":
+        render.emit(output, result, _TRANSFER_COLUMNS, result.rows)
 
 
 @app.command()

@@ -88,10 +88,10 @@ def quickstart(
         finally:
             cluster.stop()
     result = msgspec.structs.replace(result, total_s=time.monotonic() - started_s)
-    is_json = settings_of(context).output == "json"
-    _show(result, on_stderr=is_json)
-    if is_json:
-        render.emit_json(result)
+    output = settings_of(context).output
+    _show(result, on_stderr=output != "table")
+    if output != "table":
+        render.emit(output, result, COLUMNS, result.requests)
     return exit_codes.OK if result.answers_equal else exit_codes.BUG
 
 

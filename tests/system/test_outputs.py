@@ -26,6 +26,7 @@ ELSEWHERE = {
     "cluster down",
     "bench serve",
     "bench conductor",
+    "bench store",
     "bench transfer",
     "model fetch",
     "model convert",
@@ -100,6 +101,7 @@ def of_the_cluster(prints: Prints, cluster: LocalCluster) -> None:
     assert prints("status")["is_serving"]
     prints("wait ready", "--nodes", "4")
     prints("node list")
+    prints("node costs")
     prints("topology show")
     prints("topology probe")
     prints("top", "--count", "2", "--interval", "0.1")
@@ -119,6 +121,17 @@ def of_blocks(prints: Prints) -> None:
     prints("node drain", "cachenode")
     prints("node undrain", "cachenode")
     prints("cache clear", "--yes")
+
+
+def of_objects(prints: Prints, directory: Path) -> None:
+    value, archive = directory / "value", str(directory / "objects.tar")
+    value.write_bytes(b"seven" * 1000)
+    prints("cache put", "w", str(value), "--namespace", "a")
+    prints("cache get", "w", "--out", str(directory / "out"), "--namespace", "a")
+    prints("cache export", archive, "--namespace", "a")
+    prints("cache import", archive, "--namespace", "b")
+    prints("cache rm", "w", "--yes", "--namespace", "a")
+    assert (directory / "out").read_bytes() == value.read_bytes()
 
 
 def of_files(prints: Prints, directory: Path, cluster: LocalCluster) -> None:
@@ -157,8 +170,24 @@ def test_every_verb_prints_what_its_schema_says(
     of_requests(prints, cluster, model)
     of_the_cluster(prints, cluster)
     of_blocks(prints)
+    of_objects(prints, tmp_path)
     of_files(prints, tmp_path, cluster)
-    assert not set(dict(all_verbs())) - prints.seen - ELSEWHERE
+    not_run = set(dict(all_verbs())) - prints.seen - ELSEWHERE
+    assert not not_run, "run it here, or say under ELSEWHERE that it is run by a test of its own"
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["status", "node list", "topology show", "cache stat", "request list", "topology discover"],
+)
+def test_plain_is_lines_of_fields_between_tabs(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    assert main([*verb.split(), "--endpoint", cluster.master, "-o", "plain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines or verb == "topology discover"
+    assert all("\t" in line for line in lines)
+    assert not any(mark in line for line in lines for mark in ("\u2500", "\x1b"))
 
 
 def test_daemons_export_every_metric_of_the_dashboard(
