@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from daemons.config.common import size_bytes, topology_file
@@ -95,6 +96,8 @@ class CachenodeApp:
         self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
         self._lower = {tier.tier: self._lower_blocks(tier) for tier in opened}
         tiers: list[ReportedTier] = [self._replicas, *self._lower.values()]
+        for above, below in pairwise(self._lower.values()):
+            below.take_from(above.store)
         self._reporter = Reporter(
             self.loop,
             tiers,

@@ -9,11 +9,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from daemons.core.ids import BlockHash
+from daemons.mc_cachenode.copy_down import CopyDown
 from daemons.mc_cachenode.lower_tiers import OpenedTier
 from daemons.mc_cachenode.replicas import ReplicaTable, wall_ms
 from daemons.mc_cachenode.write_down import WriteDown, WriteDownCallbacks
 from daemons.protocol.block import DeadName, SealedBlock, Tombstone
 from daemons.rpc import Loop
+from daemons.store.lower_tier import LowerTier
 from daemons.store.ssd import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class LowerBlocks:
     ) -> None:
         self.tier = opened.tier
         self.store = opened.store
+        self._modes = opened.modes
         self._loop = loop
         self._callbacks = callbacks
         self.write_down = WriteDown(
@@ -50,6 +53,12 @@ class LowerBlocks:
             opened.modes,
             WriteDownCallbacks(callbacks.on_sealed, callbacks.on_not_written, callbacks.free),
         )
+
+    def take_from(self, above: LowerTier) -> None:
+        """Blocks come from DRAM and from this tier, once it runs out of space; call it before the loop runs."""
+        copy_down = CopyDown(self._loop, above, self.store, self._modes, self._callbacks.on_sealed)
+        self.write_down.copy_down = copy_down
+        copy_down.start()
 
     def hashes(self) -> list[BlockHash]:
         return self.store.hashes()

@@ -12,6 +12,7 @@ from typing import Final
 
 from daemons.core.errors import Conflict, Exhausted, McError, Rejected
 from daemons.core.ids import BlockHash, short
+from daemons.mc_cachenode.copy_down import CopyDown
 from daemons.mc_cachenode.lower_tiers import FlushModes
 from daemons.mc_cachenode.replicas import Replica, ReplicaTable
 from daemons.rpc import Loop
@@ -53,6 +54,8 @@ class WriteDown:
         self._waiting: dict[BlockHash, bool] = {}
         """Asked for by an operator, with whether to free it in DRAM then; written as the tier takes them."""
         self._is_pumping = False
+        self.copy_down: CopyDown | None = None
+        """From the tier between DRAM and this one, where there is one."""
 
     @property
     def num_pending(self) -> int:
@@ -90,9 +93,11 @@ class WriteDown:
             if replica is not None and replica.state == "sealed":
                 is_allowed = self._modes.of(replica.meta.model) != "none"
                 error = self._write(replica, "flushed" if evict else None) if is_allowed else None
-                if isinstance(error, Exhausted):
-                    self._pump_later()
-                    return
+            else:
+                error = self.copy_down.copy(block_hash) if self.copy_down is not None else None
+            if isinstance(error, Exhausted):
+                self._pump_later()
+                return
             del self._waiting[block_hash]
 
     def _pump_later(self) -> None:

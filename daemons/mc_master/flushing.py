@@ -2,10 +2,15 @@
 remembered here and the message can be sent again at any time.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import FlushBlocks, FlushBlocksReply, WriteDown
+from daemons.protocol.block import FlushBlocks, FlushBlocksReply, Tier, WriteDown
 from daemons.store import listing
 
+_WRITTEN_TIERS: Final[tuple[Tier, ...]] = ("dram", "ssd", "object")
 NOTICE_BLOCKS = 1024
 """Told to one node at a time: about what a disk takes between two looks of the asker."""
 
@@ -15,15 +20,15 @@ def flush(state: MasterState, message: FlushBlocks) -> FlushBlocksReply:
     directory = state.directory
     found = listing.select_replicas(directory, message.filter, now_s=state.now_s())
     num_done = num_left = left_bytes = num_without = 0
-    for (node, tier), hashes in found.items():
-        if tier != "dram":
-            continue
+    for node in {node for node, _ in found}:
+        here = _above(found, node, message.to)
         below = (node, message.to)
         is_there = set(found.get(below, ()))
-        left = hashes if message.evict else [each for each in hashes if each not in is_there]
-        num_done += len(hashes) - len(left)
+        in_dram = set(found.get((node, "dram"), ())) if message.evict else ()
+        left = [each for each in here if each not in is_there or each in in_dram]
+        num_done += len(here) - len(left)
         num_left += len(left)
-        left_bytes += sum(directory.length_on((node, "dram"), each) for each in left)
+        left_bytes += sum(directory.length_on((node, here[each]), each) for each in left)
         if not directory.has_tier(*below):
             num_without += len(left)
             continue
@@ -37,3 +42,11 @@ def flush(state: MasterState, message: FlushBlocks) -> FlushBlocksReply:
     return FlushBlocksReply(
         num_done=num_done, num_left=num_left, left_bytes=left_bytes, num_without=num_without
     )
+
+
+def _above(
+    found: Mapping[tuple[NodeId, Tier], Sequence[BlockHash]], node: NodeId, to: Tier
+) -> dict[BlockHash, Tier]:
+    """What a node has in DRAM and in the tiers between it and this one, each with the fastest that has it."""
+    between = _WRITTEN_TIERS[: _WRITTEN_TIERS.index(to)] if to in _WRITTEN_TIERS else ()
+    return {h: tier for tier in reversed(between) for h in found.get((node, tier), ())}

@@ -41,6 +41,9 @@ class LowerTier(Protocol):
 
     def hashes(self) -> list[BlockHash]: ...
 
+    def leaving(self) -> list[BlockHash]:
+        """What it will give up next for space; empty while there is enough, and where nothing lies below it."""
+
     def submit_read(
         self, block_hash: BlockHash, target: memoryview, *, reader: Hashable = None
     ) -> "Future[None]":

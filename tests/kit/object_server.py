@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,13 @@ class ObjectServer:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def make_bucket(self, name: str) -> None:
-        self.client().create_bucket(Bucket=name)
+        self.client.create_bucket(Bucket=name)
 
     def keys(self, bucket: str, prefix: str = "") -> list[str]:
-        pages = (
-            self.client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        )
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return [found["Key"] for page in pages for found in page.get("Contents", [])]
 
+    @cached_property
     def client(self) -> Any:
         return boto3.client(
             "s3",

@@ -12,13 +12,14 @@ from daemons.store.ssd.index import BlockIndex, Location
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One object of blocks, with a manifest of some `revision`."""
+    """One object of blocks, with a manifest of `revision`. `last_revision` was tried, and may be there too."""
 
     part_id: int
     name: str
     num_bytes: int
     used_s: float
     revision: int = 0
+    last_revision: int = 0
     num_live: int = 0
     live_bytes: int = 0
 

@@ -55,7 +55,9 @@ def open_parts(bucket: ObjectBucket, now_s: float, is_closed: Callable[[], bool]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="mc-object-open") as readers:
         read = readers.map(lambda name: _read(bucket, name, revisions[name], is_closed), whole)
         for part_id, (name, entries) in enumerate(zip(whole, read, strict=True), 1):
-            _take(opened, Part(part_id, name, sizes[name], now_s, revisions[name]), entries)
+            revision = revisions[name]
+            part = Part(part_id, name, sizes[name], now_s, revision, revision)
+            _take(opened, part, entries)
     return opened
 
 

@@ -8,6 +8,7 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
 from daemons.core.errors import ConfigError, NotFound, Unavailable
@@ -46,14 +47,7 @@ class S3Place:
 
 def open_s3(place: S3Place) -> ObjectBucket:
     """Asks nobody yet. Raises ConfigError when boto3 is missing or takes none of it."""
-    try:
-        boto3, config = importlib.import_module("boto3"), importlib.import_module("botocore.config")
-        exceptions = importlib.import_module("botocore.exceptions")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"object.bucket is set, but {error.name} is not installed; pip install 'mooncake-mc[s3]' into this "
-            "environment"
-        ) from None
+    boto3, config, exceptions = boto3_modules("boto3", "botocore.config", "botocore.exceptions")
     key_id, secret, token = place.credentials or (None, None, None)
     try:
         client = boto3.client(
@@ -78,6 +72,17 @@ def open_s3(place: S3Place) -> ObjectBucket:
     except (exceptions.BotoCoreError, ValueError) as error:
         raise ConfigError(f"object.endpoint {place.endpoint!r}: {error}") from error
     return _S3Bucket(client, place, (exceptions.BotoCoreError, exceptions.ClientError))
+
+
+def boto3_modules(*names: str) -> list[ModuleType]:
+    """Raises ConfigError when the extra is missing."""
+    try:
+        return [importlib.import_module(name) for name in names]
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"object.bucket is set, but {error.name} is not installed; pip install 'mooncake-mc[s3]' into this "
+            "environment"
+        ) from None
 
 
 class _S3Bucket:

@@ -129,6 +129,10 @@ class ObjectTier:
         with self._lock:
             return self._catalog.hashes()
 
+    def leaving(self) -> list[BlockHash]:
+        """Nothing lies below."""
+        return []
+
     def read(self, block_hash: BlockHash) -> memoryview:
         """Payload and trailer, verified; on the caller's thread, for as long as a call to the store may take. Raises
         NotFound, BadSeal (and drops the block), Unavailable.
@@ -272,7 +276,7 @@ class ObjectTier:
             return now_s
         oldest_s = self._queue.oldest_s
         if oldest_s is None:
-            return None if self._writer.is_compact else now_s
+            return None if self._writer.is_compact or shared.is_closed else now_s
         is_full = self._queue.waiting_bytes >= self.settings.part_bytes
         return now_s if is_full or shared.is_closed else oldest_s + self.settings.commit_delay_s
 

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _EVERY_SEQUENCE = (1 << 64) - 1
 _RETRY_AFTER_MS = 50
+_TIGHT_FRACTION = 0.7
+_LEAVING_BUCKETS = 2
 _GONE = "this node's SSD tier has ended"
 
 
@@ -177,6 +179,15 @@ class SsdTier:
         index = self._blocks.index
         with self._lock:
             return [index.hash_of(row) for row in index.rows()]
+
+    def leaving(self) -> list[BlockHash]:
+        """The blocks of the files that go next, in the order they lie there; empty while there is space."""
+        with self._lock:
+            if self._buckets.file_bytes < _TIGHT_FRACTION * self.settings.capacity_bytes:
+                return []
+            index, oldest = self._blocks.index, list(self._buckets.by_id)[:_LEAVING_BUCKETS]
+            rows = [row for bucket_id in oldest for row in index.rows_in_bucket(bucket_id)]
+            return [index.hash_of(row) for row in rows]
 
     def read(
         self, block_hash: BlockHash, target: memoryview, layers: tuple[int, int] | None = None
