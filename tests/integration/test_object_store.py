@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kit.object_server import ObjectServer, object_server
+from kit.object_server import ObjectServer
 from kit.pool import wait_for
 from unit.store.ssd.made_blocks import key, make_block
 
@@ -21,27 +21,21 @@ SETTINGS = ObjectSettings(
 LAYER_BYTES = 16 * KIB
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    with object_server(tmp_path_factory.mktemp("swift")) as running:
-        yield running
-
-
 @pytest.fixture
-def name(server: ObjectServer, tmp_path: Path) -> str:
+def name(object_server: ObjectServer, tmp_path: Path) -> str:
     bucket = "".join(c for c in tmp_path.name if c.isalnum()).lower()
-    server.make_bucket(bucket)
+    object_server.make_bucket(bucket)
     return bucket
 
 
 @pytest.fixture
-def open_tier(server: ObjectServer, name: str) -> Iterator[Callable[..., ObjectTier]]:
+def open_tier(object_server: ObjectServer, name: str) -> Iterator[Callable[..., ObjectTier]]:
     opened: list[ObjectTier] = []
 
     def make(*, timeout_s: float = 5.0) -> ObjectTier:
         for tier in opened:
             tier.close()
-        tier = ObjectTier(server.open(name, timeout_s=timeout_s), SETTINGS)
+        tier = ObjectTier(object_server.open(name, timeout_s=timeout_s), SETTINGS)
         opened.append(tier)
         tier.start()
         return tier
@@ -67,11 +61,13 @@ def assert_read(tier: ObjectTier, numbers: range) -> None:
 
 
 def test_a_start_finds_what_was_put_and_not_deleted(
-    open_tier: Callable[..., ObjectTier], server: ObjectServer, name: str
+    open_tier: Callable[..., ObjectTier], object_server: ObjectServer, name: str
 ) -> None:
     tier = open_tier()
     put_all(tier, range(20))
-    assert len(server.keys(name)) == 2 * tier.counters.parts_written < 20, "many to an object"
+    assert len(object_server.keys(name)) == 2 * tier.counters.parts_written < 20, (
+        "many to an object"
+    )
     assert_read(tier, range(20))
     tier.delete([key(number) for number in range(5)]).result(20)
     again = open_tier()
@@ -79,11 +75,11 @@ def test_a_start_finds_what_was_put_and_not_deleted(
     assert again.num_blocks == 15
     assert_read(again, range(5, 20))
     again.delete([key(number) for number in range(20)]).result(20)
-    assert server.keys(name) == []
+    assert object_server.keys(name) == []
 
 
-def test_two_nodes_share_a_bucket_and_no_key(server: ObjectServer, name: str) -> None:
-    a, b = server.open(name, "mooncake/a"), server.open(name, "mooncake/b")
+def test_two_nodes_share_a_bucket_and_no_key(object_server: ObjectServer, name: str) -> None:
+    a, b = object_server.open(name, "mooncake/a"), object_server.open(name, "mooncake/b")
     a.put("data/x", memoryview(b"of a"))
     b.put("data/x", memoryview(b"of b"))
     assert (bytes(a.get("data/x")), bytes(b.get("data/x", 3, 1))) == (b"of a", b"b")
@@ -94,16 +90,16 @@ def test_two_nodes_share_a_bucket_and_no_key(server: ObjectServer, name: str) ->
         a.get("data/x")
     with pytest.raises(NotFound):
         b.get("data/x", 100, 8)
-    assert server.keys(name) == ["mooncake/b/data/x"]
+    assert object_server.keys(name) == ["mooncake/b/data/x"]
 
 
 def test_an_object_that_was_changed_is_a_miss_and_is_dropped(
-    open_tier: Callable[..., ObjectTier], server: ObjectServer, name: str
+    open_tier: Callable[..., ObjectTier], object_server: ObjectServer, name: str
 ) -> None:
     tier = open_tier()
     put_all(tier, range(4))
-    (data,) = server.keys(name, "test/data/")
-    client = server.client
+    (data,) = object_server.keys(name, "test/data/")
+    client = object_server.client
     body = bytearray(client.get_object(Bucket=name, Key=data)["Body"].read())
     body[100] ^= 1
     client.put_object(Bucket=name, Key=data, Body=bytes(body))
@@ -111,13 +107,13 @@ def test_an_object_that_was_changed_is_a_miss_and_is_dropped(
         tier.submit_read(key(0), memoryview(bytearray(40_000))).result(20)
     assert (tier.num_blocks, tier.counters.bad_blocks) == (3, 1)
     assert_read(tier, range(1, 4))
-    wait_for(lambda: ".000001" in "".join(server.keys(name, "test/manifest/")))
+    wait_for(lambda: ".000001" in "".join(object_server.keys(name, "test/manifest/")))
     client.delete_object(Bucket=name, Key=data)
     with pytest.raises(NotFound):
         tier.submit_read(key(1), memoryview(bytearray(40_000))).result(20)
     assert tier.num_blocks == 2
     tier.close()
-    (manifest,) = server.keys(name, "test/manifest/")
+    (manifest,) = object_server.keys(name, "test/manifest/")
     client.put_object(Bucket=name, Key=data, Body=bytes(body))
     client.put_object(Bucket=name, Key=manifest, Body=b"no manifest")
     again = open_tier()
@@ -126,12 +122,12 @@ def test_an_object_that_was_changed_is_a_miss_and_is_dropped(
 
 
 def test_half_empty_objects_are_written_together(
-    open_tier: Callable[..., ObjectTier], server: ObjectServer, name: str
+    open_tier: Callable[..., ObjectTier], object_server: ObjectServer, name: str
 ) -> None:
     tier = open_tier()
     for first in range(0, 8, 2):
         put_all(tier, range(first, first + 2))
-    wait_for(lambda: tier.counters.copied_blocks > 0 and len(server.keys(name)) <= 4)
+    wait_for(lambda: tier.counters.copied_blocks > 0 and len(object_server.keys(name)) <= 4)
     assert_read(tier, range(8))
     again = open_tier()
     wait_for(lambda: again.is_open)
@@ -139,12 +135,15 @@ def test_half_empty_objects_are_written_together(
 
 
 def test_a_server_that_hangs_or_is_gone_costs_bounded_waits_and_misses(
-    open_tier: Callable[..., ObjectTier], server: ObjectServer
+    open_tier: Callable[..., ObjectTier], object_server: ObjectServer
 ) -> None:
     tier = open_tier(timeout_s=0.5)
     put_all(tier, range(4))
     block, source = make_block(9, layer_bytes=LAYER_BYTES)
-    for begin, end in ((server.suspend, server.resume), (server.stop, server.start)):
+    for begin, end in (
+        (object_server.suspend, object_server.resume),
+        (object_server.stop, object_server.start),
+    ):
         begin()
         began_s = time.monotonic()
         with pytest.raises(Unavailable):
@@ -172,11 +171,11 @@ def is_answered(call: Callable[[], object]) -> bool:
 
 
 def test_a_close_does_not_wait_for_a_server_that_hangs(
-    open_tier: Callable[..., ObjectTier], server: ObjectServer
+    open_tier: Callable[..., ObjectTier], object_server: ObjectServer
 ) -> None:
     tier = open_tier()
     put_all(tier, range(2))
-    server.suspend()
+    object_server.suspend()
     try:
         read = tier.submit_read(key(0), memoryview(bytearray(40_000)))
         began_s = time.monotonic()
@@ -185,14 +184,16 @@ def test_a_close_does_not_wait_for_a_server_that_hangs(
         with pytest.raises(Unavailable):
             read.result(0)
     finally:
-        server.resume()
+        object_server.resume()
 
 
-def test_wrong_credentials_and_names_say_what_to_check(server: ObjectServer, name: str) -> None:
+def test_wrong_credentials_and_names_say_what_to_check(
+    object_server: ObjectServer, name: str
+) -> None:
     place = S3Place(
         bucket=name,
         prefix="p",
-        endpoint=server.url,
+        endpoint=object_server.url,
         region="us-east-1",
         credentials=("test:tester", "wrong", None),
         timeout_s=5.0,
@@ -201,6 +202,6 @@ def test_wrong_credentials_and_names_say_what_to_check(server: ObjectServer, nam
     with pytest.raises(Unavailable, match=r"check object\.bucket"):
         open_s3(place).put("x", memoryview(b"x"))
     with pytest.raises(Unavailable, match=r"check object\.bucket 'no-such-bucket'"):
-        server.open("no-such-bucket").put("x", memoryview(b"x"))
+        object_server.open("no-such-bucket").put("x", memoryview(b"x"))
     with pytest.raises(ConfigError, match=r"mooncake-mc\[s3\]"):
         boto3_modules("no_such_package")

@@ -1,29 +1,26 @@
 """A cache node with an object store: what it writes there outlives its DRAM, its SSD and itself."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from kit.lower_tiers import flush, put_all, read_in_pieces
-from kit.object_server import ObjectServer, object_server
-from kit.pool import SourceMemory, chain, running_pool, short_directory, sources
+from kit.object_server import ObjectServer
+from kit.pool import SourceMemory, chain, running_pool, short_directory, sources, wait_for
 
 from daemons.client.cluster import ClusterClient
+from daemons.client.staging import staged
+from daemons.protocol.block import BlockFilter, Tier
 
 NUM_BLOCKS = 20
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    with object_server(tmp_path_factory.mktemp("swift")) as running:
-        yield running
-
-
 @pytest.fixture
-def bucket(server: ObjectServer, request: pytest.FixtureRequest) -> str:
+def bucket(object_server: ObjectServer, request: pytest.FixtureRequest) -> str:
     name = f"blocks-{abs(hash(request.node.name)) % 10**8}"
-    server.make_bucket(name)
+    object_server.make_bucket(name)
     return name
 
 
@@ -40,10 +37,10 @@ def make_source(directory: Path) -> Iterator[Callable[..., SourceMemory]]:
 
 
 @pytest.fixture
-def settings(server: ObjectServer, bucket: str) -> list[str]:
+def settings(object_server: ObjectServer, bucket: str) -> list[str]:
     return [
         "segment.size=16MiB",
-        *server.settings(bucket),
+        *object_server.settings(bucket),
         "object.capacity=64MiB",
         "object.part=4MiB",
         "object.timeout_s=1",
@@ -69,3 +66,61 @@ def test_blocks_outlive_dram_and_ssd(
         locations = pool.wait_until_sealed(hashes)
         assert {location.tier for location in locations} == {"object"}
         assert np.array_equal(read_in_pieces(source, locations), source.array)
+
+
+def test_what_the_ssd_gives_up_is_in_the_object_store_and_a_clear_deletes_it_everywhere(
+    directory: Path, make_source: Callable[..., SourceMemory], settings: list[str], tmp_path: Path
+) -> None:
+    num_blocks = 90  # of which the SSD holds 50
+    source, hashes = make_source(num_blocks), chain(num_blocks)
+    settings = [
+        *settings,
+        f"ssd.directory={tmp_path}",
+        "ssd.capacity=16MiB",
+        "ssd.bucket=4MiB",
+        "ssd.flush=write-through",
+    ]
+    with running_pool(directory, settings=settings) as pool:
+        for first in range(0, num_blocks, 10):
+            put_all(pool, source, hashes[: first + 10], begin=first)
+            time.sleep(0.3)
+        with ClusterClient(pool.master) as cluster:
+            wait_for(lambda: num_in(cluster, "object") > 20, 20)
+            assert num_in(cluster, "ssd") < 60
+            below = [each for each in pool.match(hashes) if each.tier == "object"][:5]
+            with staged(below, timeout_s=10) as here:
+                assert len(here) == len(below) > 0
+            cluster.clear_blocks(BlockFilter())
+            wait_for(lambda: cluster.cache_stat().num_blocks == 0)
+            pool.node.process.kill()
+            pool.node.process.wait()
+            pool.restart_node(*settings)
+            pool.node.find(r"object tier opened (blocks=0)")
+            assert cluster.cache_stat().num_blocks == 0
+
+
+def test_a_store_that_is_down_costs_misses_and_is_used_once_it_is_back(
+    directory: Path,
+    make_source: Callable[..., SourceMemory],
+    settings: list[str],
+    object_server: ObjectServer,
+) -> None:
+    source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
+    with running_pool(directory, settings=[*settings, "segment.keep=false"]) as pool:
+        put_all(pool, source, hashes)
+        with ClusterClient(pool.master) as cluster:
+            flush(cluster, "object", evict=True)
+            object_server.stop()
+            pool.restart_node(*settings)
+            assert pool.match(hashes) == []
+            more = chain(5, seed=1)
+            put_all(pool, source, more)
+            assert {each.tier for each in pool.wait_until_sealed(more)} == {"dram"}
+            object_server.start()
+            wait_for(lambda: len(pool.match(hashes)) == NUM_BLOCKS, 30)
+            assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
+
+
+def num_in(cluster: ClusterClient, tier: Tier) -> int:
+    tiers = cluster.cache_stat().tiers
+    return tiers[tier].num_blocks if tier in tiers else 0

@@ -12,10 +12,12 @@ from daemons.protocol.block import BlockFilter, BlockLocation, FlushBlocksReply,
 from kit.pool import NUM_LAYERS, ROW, Pool, SourceMemory, read_all
 
 
-def put_all(pool: Pool, source: SourceMemory, hashes: Sequence[BlockHash], step: int = 7) -> None:
-    """As a prefill does, but again until there is room."""
+def put_all(
+    pool: Pool, source: SourceMemory, hashes: Sequence[BlockHash], step: int = 7, begin: int = 0
+) -> None:
+    """Those from `begin` on, as a prefill does, but again until there is room."""
     deadline_s = time.monotonic() + 30
-    for first in range(0, len(hashes), step):
+    for first in range(begin, len(hashes), step):
         left = list(range(first, min(first + step, len(hashes))))
         while left:
             assert time.monotonic() < deadline_s, "no room"

@@ -107,7 +107,7 @@ class ObjectServer:
 
 
 @contextmanager
-def object_server(directory: Path) -> Iterator[ObjectServer]:
+def running_object_server(directory: Path) -> Iterator[ObjectServer]:
     """Skips the test where Swift is not installed."""
     if importlib.util.find_spec("swift") is None:
         pytest.skip("no S3 server: pip install 'mooncake-mc[test]' brings Swift")
