@@ -3,10 +3,11 @@
 Pure: the caller says what time it is and does what a placement says.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from daemons.conductor.correction import Correction
+from daemons.conductor.expected_prefixes import ExpectedPrefixes
 from daemons.conductor.instance_table import InstanceDescription, InstanceTable
 from daemons.conductor.latency import CostModel, measured
 from daemons.conductor.membership import MAX_NODES
@@ -15,7 +16,7 @@ from daemons.conductor.prefill_placement import Tuning
 from daemons.conductor.tenant_share import TenantShares
 from daemons.conductor.view import PlacementRequest
 from daemons.conductor.workload import Work, Workload
-from daemons.core.ids import NodeId, RequestId
+from daemons.core.ids import BlockHash, NodeId, RequestId
 from daemons.protocol.node import InstanceLoad, NodeState
 
 
@@ -50,6 +51,7 @@ class Conductor:
         self._workload = Workload(self._table)
         self._tenants = TenantShares()
         self._costs: dict[NodeId, _Costs] = {}
+        self._expected = ExpectedPrefixes()
         self._cluster = Cluster(self._table, self._workload, self._tenants)
 
     @property
@@ -106,6 +108,21 @@ class Conductor:
     def place(self, request: PlacementRequest, *, now_s: float) -> Placement:
         """Raises NotFound (no such model), Unavailable (nobody alive), Rejected (admission). Changes nothing."""
         return place(self._cluster, request, self.tuning, now_s=now_s)
+
+    def expected(
+        self, hashes: Sequence[BlockHash], num_matched: int, *, now_s: float
+    ) -> tuple[NodeId, int] | None:
+        """(instance, blocks) where more of this chain is being made than the `num_matched` that exist."""
+        return self._expected.find(hashes, num_matched, now_s=now_s)
+
+    def expect(
+        self, placement: Placement, hashes: Sequence[BlockHash], num_reused: int, *, now_s: float
+    ) -> None:
+        """The accounted request will make the blocks of its prompt behind the first `num_reused`."""
+        ready_s = now_s + placement.predicted_ttft_s
+        self._expected.add(
+            placement.prefill.node, hashes[num_reused:], ready_s=ready_s, now_s=now_s
+        )
 
     def account(self, placement: Placement, request: PlacementRequest, *, now_s: float) -> int:
         """It will be done: from now on its instances have that much more to do. The plan's serial number."""

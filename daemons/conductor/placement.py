@@ -118,9 +118,10 @@ class _Decision:
         candidates, choice = self._choose_prefill(prefills, queue_s, request)
         at_s = self.now_s + _option(table, candidates, choice, choice.chosen).total_s
         decode = choose_decode(table, admitted, request, wait=wait, at_s=at_s)
-        if not table.is_reuse_safe[decode.rows[decode.chosen]] and request.matched_tokens:
+        reuses = request.matched_tokens or request.expected_on
+        if reuses and not table.is_reuse_safe[decode.rows[decode.chosen]]:
             candidates, choice = self._choose_prefill(
-                prefills, queue_s, replace(request, matched_tokens=0)
+                prefills, queue_s, replace(request, matched_tokens=0, expected_on=None)
             )
         chosen = _option(table, candidates, choice, choice.chosen)
         chosen, helpers = self._share(candidates, choice.chosen, chosen)

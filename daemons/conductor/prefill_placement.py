@@ -127,6 +127,10 @@ def candidates_of(
     is_safe = table.is_reuse_safe[rows]
     most = np.where(is_safe, request.matched_tokens, 0)
     local = np.minimum(most, table.by_host(request.local_tokens)[rows])
+    if request.expected_on is not None and request.expected_tokens > request.matched_tokens:
+        is_maker = is_safe & (rows == table.row_by_node.get(request.expected_on, -1))
+        local = np.where(is_maker, request.expected_tokens, local)
+        most = np.where(is_maker, request.expected_tokens, most)
     return PrefillCandidates(
         request=request,
         rows=rows,

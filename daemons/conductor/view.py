@@ -48,6 +48,9 @@ class PlacementRequest:
     fast_tokens: int = 0
     staging_s: float = 0.0
     """Reuse beyond `fast_tokens` lies below DRAM and would be there after so long; 0: none does."""
+    expected_tokens: int = 0
+    """Of the longest prefix that `expected_on` will have once it has done what was planned there before."""
+    expected_on: NodeId | None = None
     tenant: str = ""
     priority: int = 0
     """Higher ones are shed later."""

@@ -152,8 +152,14 @@ class Workload:
             self._table.num_reported[row] = min(
                 load.num_queued + load.num_running, MAX_QUEUED_TOKENS
             )
-            self._table.reported_queue_s[row] = _reported_s(load, self._table.cost(node))
         ours = self._loads.get(node)
+        num_ours = len(ours.requests) if ours is not None else 0
+        if row is not None:
+            # What was planned here is known better than from its last beat; the rest is of an earlier master.
+            is_all_ours = load.num_queued + load.num_running <= num_ours
+            self._table.reported_queue_s[row] = (
+                0.0 if is_all_ours else _reported_s(load, self._table.cost(node))
+            )
         if ours is None or load.num_queued or load.num_running:
             return
         if now_s - ours.last_planned_s > SETTLE_S:
@@ -220,9 +226,10 @@ class Workload:
 
 
 def _reported_s(load: InstanceLoad, cost: CostModel) -> float:
-    if load.queued_tokens <= 0:
-        return 0.0
-    return cost.prefill_s(min(load.queued_tokens, MAX_QUEUED_TOKENS), 0)
+    """Of prompts of which only the sum is known: as if each were of average length."""
+    num_prompts = max(1, min(load.num_queued + load.num_running, MAX_REQUESTS))
+    mean_tokens = min(max(0, load.queued_tokens), MAX_QUEUED_TOKENS) // num_prompts
+    return num_prompts * cost.prefill_s(mean_tokens, 0) if mean_tokens else 0.0
 
 
 def _mean(before: float, value: float, decay: float = _MEAN_DECAY) -> float:

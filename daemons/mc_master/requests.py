@@ -102,12 +102,15 @@ class RequestHandlers:
         block_tokens = model.block_tokens if model is not None else 1
         context = model.max_context_tokens if model is not None else MAX_TOKENS
         local = state.directory.leading_by_host(rows, now_s=now_s) if rows else {}
+        expected = state.conductor.expected(message.hashes, len(rows), now_s=now_s)
         return PlacementRequest(
             request_id=message.request_id,
             model=message.model,
             num_prompt_tokens=message.num_prompt_tokens,
             max_tokens=max(1, min(message.max_tokens, context - message.num_prompt_tokens)),
             matched_tokens=len(rows) * block_tokens,
+            expected_on=None if expected is None else expected[0],
+            expected_tokens=0 if expected is None else expected[1] * block_tokens,
             local_tokens={host: count * block_tokens for host, count in local.items()},
             exclude=frozenset(message.exclude),
             namespace=message.namespace,
@@ -169,8 +172,10 @@ class RequestHandlers:
         now_s = state.now_s()
         serial = state.conductor.account(placement, request, now_s=now_s)
         if plan.put_target is not None:
+            state.conductor.expect(placement, message.hashes, len(plan.matched), now_s=now_s)
+        if plan.put_target is not None:
             self._member(plan.put_target.node).last_chosen = serial
-        matched_tokens = placement.matched_tokens if plan.matched else 0
+        matched_tokens = len(plan.matched) * self._block_tokens(placement)
         state.requests.add(message, plan, num_matched_tokens=matched_tokens, now_s=now_s)
         state.metrics.plans.labels(placement.policy).inc()
 

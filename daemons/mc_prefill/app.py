@@ -3,6 +3,9 @@
 Prefill -> slot -> PrefillStarted -> load || compute -> LayersReady... -> PrefillReply -> Pulled -> release
 """
 
+from collections.abc import Callable
+from typing import Final
+
 from daemons.client.channel_pool import ChannelPool
 from daemons.client.node_health import NodeHealth, suspicion
 from daemons.client.prefix_load import PrefixLoader
@@ -11,16 +14,21 @@ from daemons.client.staging import Stager
 from daemons.client.store import BlockReader
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import McError, ProtocolError
+from daemons.core.ids import BlockHash
 from daemons.mc_prefill.job import Computed, Job, JobHooks
 from daemons.mc_prefill.jobs import Effects, Jobs, Ways
 from daemons.mc_prefill.model_thread import ModelThread
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BadReplica, BlockLocation
+from daemons.protocol.block import BadReplica, BlockLocation, Match, MatchReply
+from daemons.protocol.messages import Reply
 from daemons.protocol.request import Cancel, DataProbe, Prefill, Pulled
 from daemons.rpc import Call
 from daemons.service.instance_node import InstanceNode
+from daemons.transfer import host_id
 
 _NUM_LOADERS = 2
+_MATCH_S: Final = 0.25
+"""How long a prompt waits to hear what others made of its prefix meanwhile."""
 
 
 class PrefillApp:
@@ -42,7 +50,7 @@ class PrefillApp:
             self.loop,
             config.prefill,
             self._node.instance,
-            Effects(self._compute, self._withdraw, self._report_bad),
+            Effects(self._compute, self._withdraw, self._report_bad, self._match),
             Ways(Publisher(self._channels), self._loader),
         )
         self._model = ModelThread(self._node.instance, self._make_hooks, self._on_model_end)
@@ -84,6 +92,17 @@ class PrefillApp:
 
     def _compute(self, job: Job) -> None:
         self._model.submit(job)
+
+    def _match(
+        self, hashes: list[BlockHash], on_found: Callable[[list[BlockLocation]], object]
+    ) -> None:
+        """Where the blocks are by now; nothing found where the master does not say in time."""
+
+        def on_reply(reply: Reply | McError) -> None:
+            on_found(reply.locations if isinstance(reply, MatchReply) else [])
+
+        asked = Match(hashes=hashes, near=host_id())
+        self._node.ask_master(asked, timeout_s=_MATCH_S, on_reply=on_reply)
 
     def _withdraw(self, job: Job) -> bool:
         return self._model.withdraw(job)

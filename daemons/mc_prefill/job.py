@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from daemons.client.prefix_load import PrefixLoad
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash
 from daemons.engine.instance import Instance
 from daemons.engine.kv_arena import KvSlot
+from daemons.protocol.block import BlockLocation
 from daemons.protocol.request import LayersReady, Prefill, Timing
 from daemons.rpc import Call, Timer
 
@@ -44,6 +47,12 @@ class Job:
     is_ended: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     num_reused_tokens: int = 0
+    sibling: Literal["none", "waiting", "asked", "looked"] = "none"
+    """Whether another prompt made some of its prefix here while it waited, and was asked for."""
+
+    def reuse(self, matched: list[BlockLocation]) -> None:
+        """Before it starts: these blocks of its prompt exist by now."""
+        self.request = msgspec.structs.replace(self.request, matched=matched, spares=None)
 
     @property
     def is_only_put(self) -> bool:

@@ -16,6 +16,7 @@ from daemons.engine.cost_fit import CostFit
 from daemons.engine.instance import Instance
 from daemons.mc_prefill.job import Computed, Holder, Job
 from daemons.mc_prefill.metrics import PrefillMetrics
+from daemons.mc_prefill.siblings import Match, Siblings
 from daemons.protocol.block import BlockLocation, PutBlock
 from daemons.protocol.node import InstanceLoad
 from daemons.protocol.prefix_hash import name_prompt, tenant_namespace
@@ -39,6 +40,7 @@ class Effects:
     withdraw: Callable[[Job], bool]
     """Take it back if it was not begun."""
     report_bad: Callable[[BlockLocation, str], object]
+    match: Match
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Jobs:
         """Admitted, without a slot yet."""
         self._is_starting = False
         self._patience = PutPatience[Job](loop, config.put_hold_s, self._start_waiting)
+        self._siblings = Siblings(loop, effects.match, self._start_waiting)
         self._running: dict[RequestId, Job] = {}
         """With a slot, until computed."""
         self._cost = CostFit()
@@ -163,6 +166,7 @@ class Jobs:
         elif isinstance(outcome, McError):
             self._end(job, outcome)
         self._let_go(job, "model")
+        self._start_waiting()
 
     def _loaded(self, job: Job, load: PrefixLoad) -> None:
         """Nothing writes into the slot on its behalf any more."""
@@ -220,10 +224,16 @@ class Jobs:
             return  # called by one that ended while it was started: the loop below goes on
         self._is_starting = True
         try:
-            while self._waiting and self._give_slot(self._waiting[0]):
+            while self._waiting and self._may_start(self._waiting[0]):
                 self._start(self._waiting.popleft())
         finally:
             self._is_starting = False
+
+    def _may_start(self, job: Job) -> bool:
+        may_reuse = self._instance.model.is_reuse_safe and self._config.publish
+        if may_reuse and not self._siblings.is_ready(job, self._running.values()):
+            return False
+        return self._give_slot(job)
 
     def _give_slot(self, job: Job) -> bool:
         while True:

@@ -13,9 +13,11 @@ from daemons.config.common import topology_file
 from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.config.secret import mark_of, read_secret
+from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import NodeId, new_epoch
 from daemons.engine.instance import open_instance
 from daemons.protocol.base import Message
+from daemons.protocol.messages import Reply
 from daemons.protocol.node import HelloReply, InstanceLoad, NodeDescription
 from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop, Server
@@ -78,6 +80,20 @@ class InstanceNode:
         """Best effort; without a master nobody needs to know."""
         if self._link is not None and self._link.is_joined:
             self._link.channel.post(message)
+
+    def ask_master(
+        self, message: Message, *, timeout_s: float, on_reply: Callable[[Reply | McError], object]
+    ) -> None:
+        """Exactly one reply, on the loop: the master's, or an error where it has none."""
+        error: McError = Unavailable("the master is away")
+        if self._link is not None and self._link.is_joined:
+            try:
+                self._link.channel.request(message, timeout_s=timeout_s, on_reply=on_reply)
+            except McError as refused:
+                error = refused
+            else:
+                return
+        self.loop.call_later(0.0, on_reply, error)
 
     def answer_probe(self, call: Call, probe: DataProbe) -> None:
         self._probes.answer(call, probe)

@@ -122,6 +122,7 @@ class DisaggregatedCluster:
         rows = self.pool.directory.find_prefix(hashes, now_s=now_s)
         local = self.pool.directory.leading_by_host(rows, now_s=now_s) if rows else {}
         slow = self._fetcher.slow_part(rows, now_s=now_s)
+        expected = self.conductor.expected(hashes, len(rows), now_s=now_s)
         question = PlacementRequest(
             request_id=RequestId(str(request.number)),
             model=MODEL,
@@ -129,6 +130,8 @@ class DisaggregatedCluster:
             max_tokens=request.output_tokens,
             matched_tokens=len(rows) * BLOCK_TOKENS,
             local_tokens={host: blocks * BLOCK_TOKENS for host, blocks in local.items()},
+            expected_on=None if expected is None else expected[0],
+            expected_tokens=0 if expected is None else expected[1] * BLOCK_TOKENS,
             fast_tokens=slow.fast_tokens,
             staging_s=slow.staging_s,
         )
@@ -140,6 +143,7 @@ class DisaggregatedCluster:
             return
         self.conductor.account(placement, question, now_s=now_s)
         rows = rows[: placement.matched_tokens // BLOCK_TOKENS]
+        self.conductor.expect(placement, hashes, len(rows), now_s=now_s)
         outcome.cached_tokens = len(rows) * BLOCK_TOKENS
         outcome.predicted_ttft_s = placement.predicted_ttft_s
         outcome.prefill, outcome.decode = placement.prefill.node, placement.decode.node
@@ -152,9 +156,22 @@ class DisaggregatedCluster:
                 ready_s,
                 on_start=partial(self._prefill_begins, request, outcome, helpers),
                 on_first_token=partial(self._first_token, request, outcome, helpers),
+                on_turn=partial(self._find_siblings, request, outcome, placement.matched_tokens),
             ),
             tuple(self._prefills[node] for node in helpers),
         )
+
+    def _find_siblings(
+        self, request: TraceRequest, outcome: RequestOutcome, planned_tokens: int
+    ) -> None:
+        """What others made here while it waited, where the plan counted on it, is in this node's memory by now."""
+        if planned_tokens <= outcome.cached_tokens:
+            return
+        now_s, directory = self._events.now_s, self.pool.directory
+        rows = directory.find_prefix(self.pool.hashes(request.blocks), now_s=now_s)
+        here = directory.leading_by_host(rows, now_s=now_s).get(HostId(outcome.prefill), 0)
+        found = min(here * BLOCK_TOKENS, planned_tokens)
+        outcome.cached_tokens = max(outcome.cached_tokens, found)
 
     def _fetch(self, request: TraceRequest, outcome: RequestOutcome, rows: Sequence[int]) -> float:
         """Bring what the prefill node has not in its DRAM; when it is there."""

@@ -16,12 +16,13 @@ from daemons.simulation.outcome import RequestOutcome
 
 @dataclass(slots=True)
 class Prompt:
-    """`pulled_s`: when the last byte of its remote prefix is here. The callbacks come at begin and at first token."""
+    """`pulled_s`: when the last byte of its remote prefix is here. `on_turn` comes before its work is known."""
 
     outcome: RequestOutcome
     pulled_s: float
     on_start: Callable[[], object]
     on_first_token: Callable[[], object]
+    on_turn: Callable[[], object] = lambda: None
     num_missing: int = 1
     """Instances of its group that it is not yet at the head of."""
 
@@ -53,6 +54,7 @@ class PrefillInstance:
         prompt.num_missing -= 1
         if prompt.num_missing:
             return  # the others of its group come to it later; this one waits for them
+        prompt.on_turn()
         outcome, now_s = prompt.outcome, self._events.now_s
         outcome.prefill_s = max(self._work_s(outcome, len(group)), prompt.pulled_s - now_s)
         prompt.on_start()

@@ -68,10 +68,13 @@ def test_same_request_again_replaces_the_first() -> None:
     assert queue_s(load, 0) == 1.0
 
 
-def test_longer_reported_queue_wins_over_the_promised_one() -> None:
+def test_a_reported_queue_counts_where_the_instance_has_more_than_was_planned_here() -> None:
     load = started()
-    load.hear(P, InstanceLoad(queued_tokens=1000), now_s=0)
-    assert queue_s(load, 0) == CostModel().prefill_s(1000, 0)
+    load.hear(P, InstanceLoad(num_queued=3, num_running=1, queued_tokens=4000), now_s=0)
+    assert queue_s(load, 0) == 4 * CostModel().prefill_s(1000, 0)
+    load.add(work("a", prefill_s=9.0))
+    load.hear(P, InstanceLoad(num_running=1, queued_tokens=4000), now_s=0)
+    assert queue_s(load, 4.0) == 5.0
 
 
 def test_gone_node_takes_its_requests_along() -> None:

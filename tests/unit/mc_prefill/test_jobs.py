@@ -1,6 +1,6 @@
 """Every prompt ends in one reply and gives its slot back, whoever lets go last. No model, no sockets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -83,7 +83,8 @@ class Bench:
         )  # fmt: skip
         instance = Instance(None, None, None, generations, self.arena, None, None, model, None)
         self.loader = PrefixLoader(self.loop, None, None, num_workers=1, timeout_s=1.0)
-        effects = Effects(self.computing.append, self._withdraw, lambda *_: None)
+        self.looked_up: list[int] = []
+        effects = Effects(self.computing.append, self._withdraw, lambda *_: None, self._match)
         config = PrefillSection(max_queued=600, hold_s=5.0)
         ways = Ways(self.publisher, self.loader)
         self.jobs = Jobs(self.loop, config, instance, effects, ways)
@@ -117,6 +118,10 @@ class Bench:
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.loop.run_once(0)
+
+    def _match(self, hashes: list[object], on_found: Callable[[list[object]], object]) -> None:
+        self.looked_up.append(len(hashes))
+        on_found([])
 
     def _withdraw(self, job: Job) -> bool:
         """The first is begun, the others wait."""
@@ -180,6 +185,28 @@ def test_slot_of_a_put_that_hangs_goes_to_those_that_wait_and_not_before(bench: 
     [(_, on_done)] = bench.publisher.offers
     on_done(0)
     assert (bench.arena.num_live, bench.jobs.num_live) == (1, 1)
+
+
+def test_a_prompt_whose_prefix_is_being_computed_waits_for_it_and_looks_again(bench: Bench) -> None:
+    target = SimpleNamespace(node="n", control="c")
+    bench.admit(num_tokens=200, put_target=target)
+    bench.admit(num_tokens=210, put_target=target)
+    assert [job.request.request_id for job in bench.computing] == ["r1"]
+    bench.finish()
+    assert not bench.looked_up, "its last blocks are still on their way"
+    bench.advance(0.05)
+    assert bench.looked_up == [3]
+    assert [job.request.request_id for job in bench.computing] == ["r2"]
+
+
+def test_a_prompt_whose_sibling_ends_early_starts_too(bench: Bench) -> None:
+    target = SimpleNamespace(node="n", control="c")
+    bench.admit(num_tokens=200, put_target=target)
+    bench.admit(num_tokens=210, put_target=target)
+    bench.jobs.cancel(RequestId("r1"))
+    bench.finish()
+    bench.advance(0.05)
+    assert [job.request.request_id for job in bench.computing] == ["r2"]
 
 
 def test_put_has_its_time_although_others_wait(bench: Bench) -> None:

@@ -105,6 +105,15 @@ def test_a_group_prefills_a_long_prompt_and_holds_up_who_comes_after() -> None:
     assert again.cached_tokens == 100_000 // BLOCK_TOKENS * BLOCK_TOKENS
 
 
+def test_a_prompt_that_shares_a_prefix_with_one_under_way_reuses_it() -> None:
+    both = [request(0, 40_960), request(3, 40_960 + 512)]
+    first, second = outcomes_of(DisaggregatedPlan(2, 1), both)
+    assert second.prefill == first.prefill
+    assert second.cached_tokens == 40_960
+    assert second.ttft_s < first.ttft_s
+    assert second.ttft_s == pytest.approx(second.predicted_ttft_s, rel=0.05)
+
+
 def test_whole_prompts_stall_decoding_and_chunks_do_not() -> None:
     talk, prompt = request(0, 512, output_tokens=200), request(2, 32_768, first_block=900)
     stalled, _ = outcomes_of(CoupledPlan(1), [talk, prompt])
