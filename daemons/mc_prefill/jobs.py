@@ -75,7 +75,9 @@ class Jobs:
         """Admitted, without a slot yet."""
         self._is_starting = False
         self._patience = PutPatience[Job](loop, config.put_hold_s, self._start_waiting)
-        self._siblings = Siblings(loop, effects.match, self._start_waiting)
+        self._siblings = Siblings(
+            loop, effects.match, self._start_waiting, self.metrics.sibling_blocks.inc
+        )
         self._running: dict[RequestId, Job] = {}
         """With a slot, until computed."""
         self._cost = CostFit()

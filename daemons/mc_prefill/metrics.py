@@ -33,6 +33,11 @@ class PrefillMetrics:
             "Slots that hung puts held and others needed",
             registry=self.registry,
         )
+        self.sibling_blocks = Counter(
+            "mc_prefill_sibling_blocks",
+            "Blocks reused that another prompt made here while theirs waited",
+            registry=self.registry,
+        )
         self.compute = Histogram(
             "mc_prefill_compute_seconds",
             "Model time of a prompt",

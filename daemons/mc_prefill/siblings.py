@@ -24,12 +24,18 @@ Match = Callable[[list[BlockHash], Callable[[list[BlockLocation]], object]], obj
 class Siblings:
     """Decides for the first of those that wait whether it may start."""
 
-    def __init__(self, loop: Loop, match: Match, on_ready: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        match: Match,
+        on_ready: Callable[[], object],
+        on_reused: Callable[[int], object],
+    ) -> None:
+        """`on_reused`: so many blocks were found, beyond a plan's."""
         self._loop = loop
         self._match = match
         self._on_ready = on_ready
-        self.num_reused = 0
-        """Blocks that were found so, beyond the plans."""
+        self._on_reused = on_reused
 
     def is_ready(self, job: Job, running: Iterable[Job]) -> bool:
         """False: not yet; `on_ready` comes, or one of `running` ends."""
@@ -58,7 +64,7 @@ class Siblings:
         num_more = len(found) - len(job.request.matched)
         if num_more > 0:
             job.reuse(found)
-            self.num_reused += num_more
+            self._on_reused(num_more)
         self._on_ready()
 
 

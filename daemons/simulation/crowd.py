@@ -75,6 +75,7 @@ class Crowd:
         directory = self._pool.directory
         rows = directory.find_prefix(hashes, now_s=now_s)
         local = directory.leading_by_host(rows, now_s=now_s)
+        expected = self._conductor.expected(hashes, len(rows), now_s=now_s)
         request = PlacementRequest(
             request_id=RequestId(str(self._num_asked)),
             model=MODEL,
@@ -82,11 +83,14 @@ class Crowd:
             max_tokens=_ANSWER_TOKENS,
             matched_tokens=len(rows) * BLOCK_TOKENS,
             local_tokens={host: count * BLOCK_TOKENS for host, count in local.items()},
+            expected_on=None if expected is None else expected[0],
+            expected_tokens=0 if expected is None else expected[1] * BLOCK_TOKENS,
         )
         placement = self._conductor.place(request, now_s=now_s)
         rows = rows[: placement.matched_tokens // BLOCK_TOKENS]
         self._pool.take(rows, len(hashes), placement.prefill.node, now_s)
         self._conductor.account(placement, request, now_s=now_s)
+        self._conductor.expect(placement, hashes, len(rows), now_s=now_s)
         self._running.append(request.request_id)
         if len(self._running) > self._num_kept:
             self._conductor.finish(self._running.popleft(), now_s=now_s)

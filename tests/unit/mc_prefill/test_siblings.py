@@ -47,9 +47,12 @@ def test_what_was_made_meanwhile_is_reused_and_a_shorter_answer_is_not(
     found: str, kept: str
 ) -> None:
     clock = ManualClock()
-    loop, ready = Loop(clock), list[str]()
+    loop, ready, reused = Loop(clock), list[str](), list[int]()
     siblings = Siblings(
-        loop, lambda _, on_found: on_found(list(found)), lambda: ready.append("again")
+        loop,
+        lambda _, on_found: on_found(list(found)),
+        lambda: ready.append("again"),
+        reused.append,
     )
     first, second = job("abcdef"), job("abcdxy", matched=2)
     assert siblings.is_ready(first, [])
@@ -59,5 +62,6 @@ def test_what_was_made_meanwhile_is_reused_and_a_shorter_answer_is_not(
     loop.run_once(0)
     assert ready == ["again"]
     assert siblings.is_ready(second, [first])
+    assert reused == ([2] if found else [])
     assert "".join(second.request.matched) == kept
     loop.close()
