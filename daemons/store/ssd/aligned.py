@@ -5,7 +5,7 @@ the file's, over a bounce buffer only for the rest. No byte is touched by Python
 import errno
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -47,6 +47,32 @@ def read_into(file: BucketFile, offset: int, target: memoryview, *, is_direct: b
         _read_congruent(file, offset, target)
     else:
         _read_bounced(file, offset, target)
+
+
+def read_in_pieces(
+    file: BucketFile,
+    offset: int,
+    target: memoryview,
+    piece_bytes: int,
+    on_arrival: Callable[[int, int], object],
+) -> None:
+    """As `read_into` with O_DIRECT from a page into memory on a page, several reads at once. `on_arrival` hears where
+    what has arrived begins and ends. Raises OSError.
+    """
+    whole = len(target) // ALIGN * ALIGN
+    starts = range(0, whole, piece_bytes)
+    pieces = [target[start : min(start + piece_bytes, whole)] for start in starts]
+    if whole < len(target):
+        page = _bounce()[:ALIGN]
+        pieces.append(page)
+
+    def on_piece(number: int) -> None:
+        start = starts[number] if number < len(starts) else whole
+        if start == whole:
+            target[whole:] = page[: len(target) - whole]  # so little that the GIL may be held
+        on_arrival(start, min(start + len(pieces[number]), len(target)))
+
+    file.read_pieces(pieces, offset, on_piece)
 
 
 def write_all(file: BucketFile, buffers: Sequence[memoryview], offset: int) -> None:

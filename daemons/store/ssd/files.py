@@ -9,11 +9,12 @@ import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from daemons.core.errors import ConfigError
+from daemons.store.ssd.async_reads import MAX_PIECES, piece_reader
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,13 @@ class BucketFile(Protocol):
     """One open file. Reads and writes may come from several threads at once, and release the GIL."""
 
     def preadv(self, buffers: Sequence[memoryview], offset: int) -> int: ...
+
+    def read_pieces(
+        self, pieces: Sequence[memoryview], offset: int, on_piece: Callable[[int], object]
+    ) -> None:
+        """Fill these, which lie one behind the other; aligned in any case. `on_piece` hears each piece's number once
+        it is there, in any order, while others are on their way. Raises OSError.
+        """
 
     def pwritev(self, buffers: Sequence[memoryview], offset: int) -> int: ...
 
@@ -71,6 +79,19 @@ class DiskFile:
 
     def preadv(self, buffers: Sequence[memoryview], offset: int) -> int:
         return os.preadv(self._fd, buffers, offset)
+
+    def read_pieces(
+        self, pieces: Sequence[memoryview], offset: int, on_piece: Callable[[int], object]
+    ) -> None:
+        reader = piece_reader()
+        if reader is not None and len(pieces) <= MAX_PIECES:
+            reader.read(self._fd, pieces, offset, on_piece)
+            return
+        for number, piece in enumerate(pieces):
+            if os.preadv(self._fd, [piece], offset) != len(piece):
+                raise OSError(errno.EIO, "the file ends early; it was cut short")
+            on_piece(number)
+            offset += len(piece)
 
     def pwritev(self, buffers: Sequence[memoryview], offset: int) -> int:
         return os.pwritev(self._fd, buffers, offset)

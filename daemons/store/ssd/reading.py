@@ -1,14 +1,54 @@
 """A block, or some of its layers, from its bucket into the caller's memory, verified. On the caller's thread."""
 
 from dataclasses import dataclass
+from typing import Final
+
+import xxhash
 
 from daemons.core.errors import Rejected
 from daemons.core.ids import short
+from daemons.core.units import KIB
 from daemons.store.seal import BadSeal, layer_checksums, parse_trailer
-from daemons.store.ssd.aligned import aligned_buffer, read_into
-from daemons.store.ssd.files import BucketFile
+from daemons.store.ssd.aligned import (
+    address_of,
+    aligned_buffer,
+    read_in_pieces,
+    read_into,
+    round_up,
+)
+from daemons.store.ssd.files import ALIGN, BucketFile
 from daemons.store.ssd.record import BlockRecord
 from daemons.store.ssd.recovery import verify_block
+
+_MIN_PIECE_BYTES: Final = 512 * KIB
+_MAX_PIECES: Final = 8
+
+
+class _LayerHashing:
+    """Layers are hashed once all of them is there; those that lie across a border of pieces at the end."""
+
+    def __init__(self, payload: memoryview, num_layers: int) -> None:
+        self._payload = payload
+        self._layer_bytes = len(payload) // num_layers
+        self._checksums: list[int | None] = [None] * num_layers
+
+    def on_arrival(self, start: int, end: int) -> None:
+        first = -(-start // self._layer_bytes)
+        last = min(end // self._layer_bytes, len(self._checksums))
+        for layer in range(first, last):
+            self._hash(layer)
+
+    def finish(self) -> list[int]:
+        for layer, checksum in enumerate(self._checksums):
+            if checksum is None:
+                self._hash(layer)
+        return [checksum for checksum in self._checksums if checksum is not None]
+
+    def _hash(self, layer: int) -> None:
+        at = layer * self._layer_bytes
+        self._checksums[layer] = xxhash.xxh3_64_intdigest(
+            self._payload[at : at + self._layer_bytes]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +64,21 @@ class StoredBlock:
         """Bytes that were filled. Raises OSError, BadSeal, Rejected."""
         block = self.block
         if layers is None and len(target) >= block.stored_bytes:
-            stored = target[: block.stored_bytes]
+            self._read_whole(target[: block.stored_bytes])
+            return block.stored_bytes
+        return self._read_layers(target, *(layers or (0, block.num_layers)))
+
+    def _read_whole(self, stored: memoryview) -> None:
+        block = self.block
+        is_on_pages = not (self.start % ALIGN or address_of(stored) % ALIGN)
+        if not (self.is_direct and is_on_pages) or len(stored) < 2 * _MIN_PIECE_BYTES:
             read_into(self.file, self.start, stored, is_direct=self.is_direct)
             verify_block(block, stored)
-            return len(stored)
-        return self._read_layers(target, *(layers or (0, block.num_layers)))
+            return
+        piece_bytes = max(_MIN_PIECE_BYTES, round_up(-(-len(stored) // _MAX_PIECES)))
+        hashing = _LayerHashing(stored[: block.length], block.num_layers)
+        read_in_pieces(self.file, self.start, stored, piece_bytes, hashing.on_arrival)
+        verify_block(block, stored, hashing.finish())
 
     def _read_layers(self, target: memoryview, first: int, last: int) -> int:
         block = self.block

@@ -167,11 +167,15 @@ def _is_intact(pages: _Pages, start: int, block: BlockRecord) -> bool:
     return True
 
 
-def verify_block(block: BlockRecord, stored: memoryview) -> None:
-    """Payload and trailer against the seal. Raises BadSeal."""
+def verify_block(
+    block: BlockRecord, stored: memoryview, checksums: list[int] | None = None
+) -> None:
+    """Payload and trailer against the seal; `checksums` of equal layers where they are known. Raises BadSeal."""
     trailer = parse_trailer(stored[block.length :], block.seal_checksum, block.meta.hash)
     if trailer.length != block.length or trailer.num_layers != block.num_layers:
         raise BadSeal(f"the trailer of block {short(block.meta.hash)} tells another shape")
-    found = payload_checksums(stored[: block.length], block.num_layers, trailer.piece_bytes)
-    if list(trailer.checksums) != found:
+    if checksums is None or trailer.piece_bytes:
+        payload = stored[: block.length]
+        checksums = payload_checksums(payload, block.num_layers, trailer.piece_bytes)
+    if list(trailer.checksums) != checksums:
         raise BadSeal(f"block {short(block.meta.hash)} is not what was sealed")

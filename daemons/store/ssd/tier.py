@@ -200,6 +200,7 @@ class SsdTier:
         """
         block, location, bucket = self._acquire(block_hash)
         start = location.offset + block_layout(block)[0]
+        num_read: int | None = None
         try:
             num_read = StoredBlock(block, bucket.file, start, self.is_direct).read(target, layers)
         except BadSeal as error:
@@ -210,10 +211,10 @@ class SsdTier:
         finally:
             with self._lock:
                 self._buckets.release(bucket)
-        with self._lock:
-            self._read_health.on_read()
-            self.counters.read_blocks += 1
-            self.counters.read_bytes += num_read
+                if num_read is not None:
+                    self._read_health.on_read()
+                    self.counters.read_blocks += 1
+                    self.counters.read_bytes += num_read
         return block
 
     def submit_read(

@@ -101,6 +101,17 @@ class CrashFile:
             done += len(part)
         return done
 
+    def read_pieces(
+        self, pieces: Sequence[memoryview], offset: int, on_piece: Callable[[int], object]
+    ) -> None:
+        starts = [offset + sum(map(len, pieces[:number])) for number in range(len(pieces))]
+        for number in self.disk.random.sample(range(len(pieces)), len(pieces)):
+            assert starts[number] % ALIGN == len(pieces[number]) % ALIGN == 0
+            assert address_of(pieces[number]) % ALIGN == 0
+            if self.preadv([pieces[number]], starts[number]) != len(pieces[number]):
+                raise OSError(errno.EIO, "cut short")
+            on_piece(number)
+
     def pwritev(self, buffers: Sequence[memoryview], offset: int) -> int:
         assert not self.is_closed
         assert all(len(b) % ALIGN == 0 and address_of(b) % ALIGN == 0 for b in buffers)
