@@ -345,6 +345,8 @@ class ListedBlock(Record, frozen=True, kw_only=True):
     """Of each entry of `nodes`; a node with a block in two tiers is there twice."""
     pin: PinLevel = "none"
     pin_left_s: float = 0.0
+    wanted: int = 1
+    """Replicas it should have."""
 
 
 class ListBlocksReply(Message, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ Looking never changes recency.
 """
 
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
-from daemons.core.ids import NodeId, short
+from daemons.core.ids import short
 from daemons.core.units import format_duration, format_size
 from daemons.protocol.block import (
     BlockFilter,
@@ -26,8 +25,8 @@ from daemons.protocol.block import (
     TierUsage,
 )
 from daemons.protocol.node import ListNodesReply
-from daemons.protocol.replication import ReplicateReply
-from mcctl import cache_objects, cache_pins, render
+from mcctl import cache_objects, cache_pins, cache_replicas, render
+from mcctl.block_filter import HashPrefix, Model, Node, OlderThan, Tenant, block_filter
 from mcctl.cache_objects import ObjectResult
 from mcctl.cache_pins import hex_digits
 from mcctl.commands import new_app
@@ -39,7 +38,6 @@ from mcctl.prompt_blocks import LocatedBlock, LocatedPrompt, Prompt, locate_prom
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
 from mcctl.settings import settings_of
-from mcctl.waiting import until_copied
 from mcctl.watching import watchable
 
 app = new_app()
@@ -50,16 +48,8 @@ app.command()(cache_objects.get)
 app.command("rm")(cache_objects.remove)
 app.command()(cache_objects.export)
 app.command("import")(cache_objects.import_)
-
-Model = Annotated[str | None, typer.Option(help="Only blocks of this model.")]
-Tenant = Annotated[str | None, typer.Option(help="Only blocks of this tenant.")]
-OlderThan = Annotated[
-    float | None, typer.Option(min=0, help="Only blocks sealed more than so many seconds ago.")
-]
-HashPrefix = Annotated[
-    str | None, typer.Option(help="Only hashes that begin with these hex digits.")
-]
-Node = Annotated[str | None, typer.Option(help="Only blocks with a replica on this node.")]
+app.command()(cache_replicas.replicate)
+app.command()(cache_replicas.move)
 
 _DETAIL_LIMIT = 2
 
@@ -119,7 +109,7 @@ def list_blocks(
     if namespace is not None:
         cache_objects.list_objects(settings, namespace, prefix, limit)
         return
-    chosen = _filter(model, tenant, older_than, hash_prefix, node)
+    chosen = block_filter(model, tenant, older_than, hash_prefix, node)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         blocks = list(client.blocks(chosen, limit))
         if node is not None and not blocks:
@@ -289,7 +279,7 @@ def clear(
     Example: mcctl cache clear --model SmolLM2-135M-Instruct --yes
     """
     settings = settings_of(context)
-    chosen = _filter(model, tenant, older_than, hash_prefix, node)
+    chosen = block_filter(model, tenant, older_than, hash_prefix, node)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         if not yes:
             _confirm(client, chosen)
@@ -325,7 +315,7 @@ def flush(
     Example: mcctl cache flush --evict --wait
     """
     settings = settings_of(context)
-    chosen = _filter(model, tenant, older_than, hash_prefix, node)
+    chosen = block_filter(model, tenant, older_than, hash_prefix, node)
     plan = FlushPlan(chosen, to.value, evict)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         if wait:
@@ -342,87 +332,6 @@ def flush(
         render.note(f"{reply.num_without} of those left are on nodes without that tier, and stay")
 
 
-@app.command()
-@prints(ReplicateReply)
-def replicate(
-    context: typer.Context,
-    count: Annotated[
-        int, typer.Option(min=0, max=8, help="So many; 0: as many as the pool wants.")
-    ],
-    block: Annotated[
-        str | None, typer.Argument(help="A hash, or hex digits that hashes begin with.")
-    ] = None,
-    prefer: Annotated[
-        list[str] | None, typer.Option(help="A node to copy to before others; can be repeated.")
-    ] = None,
-    model: Model = None,
-    tenant: Tenant = None,
-    older_than: OlderThan = None,
-    node: Node = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all are made.")] = False,
-) -> None:
-    """Have so many replicas of the blocks that all filters match, on distinct hosts, made in the background.
-
-    \b
-    Example: mcctl cache replicate 3fa9c1 --count 2 --prefer cachenode-2
-    """
-    settings = settings_of(context)
-    chosen = _filter(model, tenant, older_than, block, node)
-    nodes = [NodeId(each) for each in prefer or []]
-    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        reply = _copied(lambda: client.replicate_blocks(chosen, count, nodes), wait)
-    if not reply.num_blocks:
-        raise NotFound("no block matches")
-    if settings.output == "json":
-        render.emit_json(reply)
-        return
-    left = f"; {reply.num_left} lack some yet" if reply.num_left else ""
-    render.emit_line(f"{reply.num_blocks} blocks: {count or 'as many as the pool wants'}{left}")
-    if count > reply.num_domains:
-        render.note(f"a host holds one replica of a block, and there are {reply.num_domains} hosts")
-
-
-@app.command()
-@prints(ReplicateReply)
-def move(
-    context: typer.Context,
-    to: Annotated[str, typer.Option(help="The node they go to.")],
-    block: Annotated[
-        str | None, typer.Argument(help="A hash, or hex digits that hashes begin with.")
-    ] = None,
-    node: Annotated[
-        str | None, typer.Option(help="The node they are taken from; else any that has them.")
-    ] = None,
-    model: Model = None,
-    tenant: Tenant = None,
-    older_than: OlderThan = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all are there.")] = False,
-) -> None:
-    """Copy the blocks that all filters match to a node, and free them where they were, in the background.
-
-    \b
-    Example: mcctl cache move --node cachenode --to cachenode-2 --wait
-    """
-    if block is None and node is None and model is None and tenant is None and older_than is None:
-        raise typer.BadParameter("say which blocks: a hash, --node or another filter")
-    settings = settings_of(context)
-    chosen = _filter(model, tenant, older_than, block, node)
-    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        reply = _copied(lambda: client.move_blocks(chosen, NodeId(to)), wait)
-    if settings.output == "json":
-        render.emit_json(reply)
-        return
-    left = f", {reply.num_left} are on their way" if reply.num_left else ""
-    render.emit_line(f"{reply.num_blocks} blocks match{left}")
-
-
-def _copied(ask: Callable[[], ReplicateReply], wait: bool) -> ReplicateReply:
-    if not wait:
-        return ask()
-    with render.progress("copying") as progress:
-        return until_copied(ask, progress)
-
-
 def _confirm(client: ClusterClient, chosen: BlockFilter) -> None:
     if not sys.stdin.isatty():
         raise Rejected("clear deletes blocks; say --yes where nobody can be asked")
@@ -437,22 +346,6 @@ def check_node(node: str, known: ListNodesReply) -> None:
         raise NotFound(f"no node {node}; those in the cluster: {', '.join(names) or 'none'}")
 
 
-def _filter(
-    model: str | None,
-    tenant: str | None,
-    older_than_s: float | None,
-    hash_prefix: str | None,
-    node: str | None,
-) -> BlockFilter:
-    return BlockFilter(
-        model=model,
-        tenant=tenant,
-        older_than_s=older_than_s,
-        hash_prefix=None if hash_prefix is None else hex_digits(hash_prefix),
-        node=None if node is None else NodeId(node),
-    )
-
-
 def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:
     return [
         ("hash", block.meta.hash.hex()),
@@ -464,6 +357,7 @@ def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:
         ("age", f"{format_duration(block.age_s)}, last used {format_duration(block.idle_s)} ago"),
         ("leased", "yes" if block.is_leased else "no"),
         ("pin", _pin_text(block)),
+        ("replicas", f"{len(set(block.nodes))}, {block.wanted} wanted"),
     ]
 
 

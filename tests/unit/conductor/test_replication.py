@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemons.conductor.replication import (
@@ -113,6 +113,7 @@ def test_a_replica_on_a_suspect_node_saves_nobody() -> None:
     assert choose_surplus(block("a", "b", "c"), nodes) is None
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_target_always_adds_a_domain_and_a_surplus_never_takes_the_last(
     data: st.DataObject,
