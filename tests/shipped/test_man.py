@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from shipped.output_page import all_verbs, output_page
 from shipped.pages import protocol_page
 
 from daemons.protocol import messages
@@ -67,6 +68,16 @@ def test_protocol_page_has_every_message_and_field(checkout: Path) -> None:
     named = set(re.findall(r"^\.It Sy (\w+)$", text, re.MULTILINE))
     for union in UNIONS:
         assert {struct.__name__ for struct in typing.get_args(union)} <= named
+
+
+def test_every_verb_says_what_it_prints() -> None:
+    silent = [words for words, printed in all_verbs() if printed is None]
+    assert not silent, "give it the decorator `prints` of mcctl/output_schema.py"
+
+
+def test_output_page_is_what_the_verbs_say(checkout: Path) -> None:
+    text = (checkout / "man" / "mcctl-output.7").read_text()
+    assert text == output_page(), "write it anew: python tests/shipped/pages.py"
 
 
 def _flags(param: typing.Any) -> list[str]:

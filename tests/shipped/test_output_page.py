@@ -1,22 +1,10 @@
-"""Every verb says what it prints as JSON, and mcctl-output(7) says the same."""
+"""--output schema: what a verb prints as JSON, said by itself. test_man.py holds mcctl-output(7) against it."""
 
 import json
-from pathlib import Path
 
 import pytest
-from shipped.output_page import all_verbs, output_page
 
 from mcctl.main import main
-
-
-def test_every_verb_says_what_it_prints() -> None:
-    silent = [words for words, printed in all_verbs() if printed is None]
-    assert not silent, "give it the decorator `prints` of mcctl/output_schema.py"
-
-
-def test_page_is_what_the_verbs_say(checkout: Path) -> None:
-    text = (checkout / "man" / "mcctl-output.7").read_text()
-    assert text == output_page(), "write it anew: python tests/shipped/pages.py"
 
 
 def test_schema_is_shown_without_arguments_and_without_a_cluster(
