@@ -42,6 +42,9 @@ MAX_VALUE_BYTES: Final = 1 << 40
 MAX_HOLD_S: Final = 60.0
 MAX_LEASE_S: Final = 3600.0
 _MAX_TARGETS: Final = 16
+_FEW_TARGETS: Final = 3
+_ONE_NODE_BYTES: Final = 8 * MIB
+"""Clients put so much in one message to one node; the other targets are for when that has no room."""
 _MAX_CHUNK: Final = 16 * MIB
 _SLOTS_PER_SLAB: Final = 4
 _ABSENT, _PRESENT, _UNREACHABLE, _REBUILDING = range(4)
@@ -86,13 +89,15 @@ class ObjectHandlers:
         _check_names([item.name for item in message.names])
         if any(not 0 <= item.value_bytes <= MAX_VALUE_BYTES for item in message.names):
             raise ProtocolError(f"a value has 0 to {MAX_VALUE_BYTES} bytes")
-        targets = self._targets(message)
+        is_large = sum(item.value_bytes for item in message.names) > _ONE_NODE_BYTES
+        targets = self._targets(message, _MAX_TARGETS if is_large else _FEW_TARGETS)
         if not targets:
             raise Unavailable("no cache node is up to put to", retry_after_ms=500)
         hold_s = min(max(0.0, message.hold_ms / 1000), MAX_HOLD_S)
         names = [self._reserve_one(message, item, hold_s) for item in message.names]
         self._state.conductor.num_plans += 1
-        targets[0].last_chosen = self._state.conductor.num_plans
+        for member in targets if is_large else targets[:1]:
+            member.last_chosen = self._state.conductor.num_plans
         return ReserveNamesReply(
             names=names,
             targets=[PutTarget(node=m.node.node, control=m.node.control) for m in targets],
@@ -125,7 +130,7 @@ class ObjectHandlers:
             status="reserved", version=names.reserve(key, now_s=now_s, hold_s=hold_s)
         )
 
-    def _targets(self, message: ReserveNames) -> list[Member]:
+    def _targets(self, message: ReserveNames, count: int) -> list[Member]:
         """Best first. Of an object that is replaced its own node, where readers see the new version at once."""
         members = {
             member.node.node: member
@@ -147,7 +152,7 @@ class ObjectHandlers:
         ]
         order: list[NodeId] = []
         full = self._state.config.pool.high_watermark
-        while nodes and len(order) < _MAX_TARGETS:
+        while nodes and len(order) < count:
             chosen = choose_put_target(nodes, near=message.near or HostId(""), full=full)
             if chosen is None:
                 break
@@ -156,7 +161,9 @@ class ObjectHandlers:
         if message.replaces and len(message.names) == 1:
             key = name_key(message.namespace, message.names[0].name)
             holders = [
-                node for (node, _), _ in self._state.directory.versions_of(key) if node in order
+                node
+                for (node, _), _ in self._state.directory.versions_of(key)
+                if node in members and members[node].state == "alive"
             ]
             order = list(dict.fromkeys([*holders, *order]))
         return [members[node] for node in order]
