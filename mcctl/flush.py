@@ -28,7 +28,7 @@ def begin(client: ClusterClient, plan: FlushPlan) -> FlushBlocksReply:
     """Tell the nodes. Raises NotFound where no node has such a tier."""
     reply = client.flush_blocks(plan.chosen, to=plan.to, evict=plan.evict)
     if reply.num_left and reply.num_without == reply.num_left:
-        key = "ssd.directory" if plan.to == "ssd" else "object.endpoint"
+        key = "ssd.directory" if plan.to == "ssd" else "object.bucket"
         raise NotFound(
             f"no node that holds these {reply.num_left} blocks has an {plan.to} tier; set {key} of mc-cachenode"
         )

@@ -44,6 +44,8 @@ class _Staged:
     waiting: list["_Request"] = field(default_factory=list)
     is_filled: bool = False
     is_dropped: bool = False
+    others: list[LowerTier] = field(default_factory=list)
+    """Slower tiers, for when this one fails."""
 
 
 @dataclass(slots=True, eq=False)
@@ -222,16 +224,19 @@ class Staging:
     def _begin_from_fastest(self, block_hash: BlockHash) -> _Staged | None:
         """A tier that rests or has enough to do leaves it to the next one."""
         refused: McError | None = None
-        for tier in self._parts.lower:
+        for at, tier in enumerate(self._parts.lower):
             record = tier.get(block_hash)
             if record is None:
                 continue
             try:
-                return self._begin(tier, record)
+                staged = self._begin(tier, record)
             except _NoSlot:
                 raise
             except McError as error:
                 refused = refused or error
+            else:
+                staged.others.extend(self._parts.lower[at + 1 :])
+                return staged
         if refused is not None:
             raise refused
         return None
@@ -250,19 +255,38 @@ class Staging:
             )
         except Exhausted as error:
             raise _NoSlot(error.message, retry_after_ms=50) from None
+        staged = _Staged(replica, record)
         try:
-            done = tier.submit_read(block_hash, parts.replicas.stored(replica), reader="stage")
+            self._read(staged, tier)
         except McError:
             parts.replicas.abandon(replica)
             raise
         replica.seal_checksum = record.seal_checksum
-        staged = self._staged[block_hash] = _Staged(replica, record)
+        self._staged[block_hash] = staged
         parts.replicas.staged_bytes += record.stored_bytes
         parts.promotion.use(block_hash)
-        done.add_done_callback(
+        return staged
+
+    def _read(self, staged: _Staged, tier: LowerTier) -> None:
+        """Raises Exhausted, Unavailable."""
+        parts = self._parts
+        slot = parts.replicas.stored(staged.replica)
+        tier.submit_read(staged.record.meta.hash, slot, reader="stage").add_done_callback(
             lambda future: parts.loop.call_soon_threadsafe(self._on_read, staged, future)
         )
-        return staged
+
+    def _read_elsewhere(self, staged: _Staged) -> bool:
+        """The same bytes from a slower tier."""
+        while staged.others and not staged.is_dropped:
+            tier = staged.others.pop(0)
+            if tier.get(staged.record.meta.hash) == staged.record:
+                try:
+                    self._read(staged, tier)
+                except McError as error:
+                    log.debug("not read either why=%s", error.message)
+                else:
+                    return True
+        return False
 
     def _has_room(self) -> bool:
         """Nobody has to leave yet."""
@@ -271,6 +295,8 @@ class Staging:
 
     def _on_read(self, staged: _Staged, done: "Future[None]") -> None:
         error = done.exception()
+        if error is not None and self._read_elsewhere(staged):
+            return
         staged.is_filled = error is None
         waiting, staged.waiting = staged.waiting, []
         if error is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit.lower_tiers import flush, put_all, read_in_pieces
+from kit.lower_tiers import damage, flush, put_all, read_in_pieces
 from kit.object_server import ObjectServer
 from kit.pool import SourceMemory, chain, running_pool, short_directory, sources, wait_for
 
@@ -50,14 +50,17 @@ def settings(object_server: ObjectServer, bucket: str) -> list[str]:
 def test_blocks_outlive_dram_and_ssd(
     directory: Path, make_source: Callable[..., SourceMemory], settings: list[str], tmp_path: Path
 ) -> None:
-    """The machine is gone with its disks; another one takes its place."""
+    """First what the SSD holds is damaged, then the machine is gone with its disks and another one takes its place."""
     source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
-    with_ssd = [*settings, "ssd.capacity=64MiB", "ssd.bucket=4MiB"]
+    with_ssd = [*settings, "ssd.capacity=64MiB", "ssd.bucket=4MiB", "ssd.flush=write-through"]
     with running_pool(directory, settings=[*with_ssd, f"ssd.directory={tmp_path / 'a'}"]) as pool:
         put_all(pool, source, hashes)
         pool.wait_until_sealed(hashes)
         with ClusterClient(pool.master) as cluster:
             assert flush(cluster, "object", evict=True).num_done == NUM_BLOCKS
+            assert {each.tier for each in pool.match(hashes)} == {"ssd"}
+            damage(tmp_path)
+            assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
         pool.node.process.kill()
         pool.node.process.wait()
         for file in directory.glob("shm/*/*"):

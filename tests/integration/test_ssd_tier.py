@@ -1,12 +1,11 @@
 """A cache node with an SSD: what leaves DRAM is found on disk, comes back to readers, and outlives every stop."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kit.lower_tiers import flush, put_all, read_in_pieces
+from kit.lower_tiers import damage, flush, put_all, read_in_pieces
 from kit.pool import (
     Pool,
     SourceMemory,
@@ -162,17 +161,6 @@ def test_bytes_that_the_disk_changed_are_a_miss_and_are_dropped(
                 assert here == []
             wait_for(lambda: cluster.cache_stat().num_blocks < 20)
         assert pool.match(hashes) == []
-
-
-def damage(path: Path) -> None:
-    """A byte in the middle of every MiB of every bucket."""
-    for bucket in path.rglob("*"):
-        if bucket.is_file() and bucket.stat().st_size > 1 << 20:
-            fd = os.open(bucket, os.O_RDWR)
-            for offset in range(100_000, bucket.stat().st_size, 100_000):
-                byte = os.pread(fd, 1, offset)
-                os.pwrite(fd, bytes([byte[0] ^ 1 if byte else 1]), offset)
-            os.close(fd)
 
 
 def _num_on_ssd(cluster: ClusterClient) -> int:

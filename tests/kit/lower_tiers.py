@@ -1,7 +1,9 @@
 """Filling a pool beyond its DRAM, and reading it back from wherever it is."""
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -53,3 +55,14 @@ def flush(cluster: ClusterClient, to: Tier = "ssd", *, evict: bool) -> FlushBloc
             return reply
         assert time.monotonic() < deadline_s, reply
         time.sleep(0.05)
+
+
+def damage(path: Path) -> None:
+    """A byte in the middle of every MiB of every bucket."""
+    for bucket in path.rglob("*"):
+        if bucket.is_file() and bucket.stat().st_size > 1 << 20:
+            fd = os.open(bucket, os.O_RDWR)
+            for offset in range(100_000, bucket.stat().st_size, 100_000):
+                byte = os.pread(fd, 1, offset)
+                os.pwrite(fd, bytes([byte[0] ^ 1 if byte else 1]), offset)
+            os.close(fd)

@@ -45,12 +45,10 @@ class Catalog:
     index: BlockIndex = field(default_factory=BlockIndex)
     parts: dict[int, Part] = field(default_factory=dict)
     """By id, the oldest first."""
+    num_bytes: int = 0
+    """Of all parts."""
     stale: set[int] = field(default_factory=set)
     """Parts whose manifests name blocks that were deleted."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts.values())
 
     def get(self, block_hash: BlockHash) -> Found | None:
         row = self.index.find(block_hash)
@@ -62,6 +60,7 @@ class Catalog:
     def add_part(self, part: Part, entries: Iterable[Entry], *, is_stale: bool = False) -> None:
         """Each of its blocks takes the place of an earlier one of that name. `is_stale`: its manifest names more."""
         self.parts[part.part_id] = part
+        self.num_bytes += part.num_bytes
         if is_stale:
             self.stale.add(part.part_id)
         for block, offset in entries:
@@ -79,6 +78,7 @@ class Catalog:
         gone = [self.index.hash_of(row) for row in self.index.rows_in_bucket(part.part_id)]
         self.drop(gone)
         del self.parts[part.part_id]
+        self.num_bytes -= part.num_bytes
         self.stale.discard(part.part_id)
         return gone
 
@@ -101,6 +101,7 @@ class Catalog:
             assert part.live_bytes == sum(entry.block.stored_bytes for entry in live)
             assert all(e.offset + e.block.stored_bytes <= part.num_bytes for e in live)
         assert self.stale <= self.parts.keys()
+        assert self.num_bytes == sum(part.num_bytes for part in self.parts.values())
         assert sum(part.num_live for part in self.parts.values()) == len(self.index)
 
     def _drop(self, block_hash: BlockHash) -> bool:
