@@ -37,3 +37,10 @@ LONG_CONTEXT_MOONCAKE: Final = {16_384: 1.25, 32_768: 0.6, 65_536: 0.3, 131_072:
 OBSERVED_STEP_S: Final = 0.045
 """Decode step of figure 1's runs. Figure 14's 26 ms of one request alone cannot be it: there, half of Mooncake's own
 requests have slow gaps of 75 ms and more, far beyond what batch and context add to 26 ms."""
+
+SPLIT_EFFECTIVE: Final = {5: 0.777, 6: 0.972, 7: 0.991, 8: 0.990, 9: 0.992, 10: 0.984, 11: 0.861}
+SPLIT_MEAN_TTFT_S: Final = {5: 5.74, 6: 1.71, 7: 1.30, 8: 1.19, 9: 1.12, 10: 1.11, 11: 1.14}
+"""Figure 15: by prefill nodes of 16, TTFT <= 10 s and TBT <= 100 ms, on the synthetic trace."""
+
+REJECTED: Final = {"none": 4183 / 23_000, "current": 3771 / 23_000, "predicted": 3589 / 23_000}
+"""Table 3 of the arXiv paper: share of requests, by early rejection."""

@@ -1,4 +1,5 @@
-"""The papers' figures that can be had from the conversation trace, ours beside theirs, each with its tolerance.
+"""The papers' figures that can be had from the conversation trace or made-up traffic, ours beside theirs, each with its
+tolerance.
 
 Where a row is out of tolerance it says so; `note` tells what is known of the reason.
 """
@@ -15,6 +16,8 @@ from daemons.simulation.disaggregated import DisaggregatedCluster, Disaggregated
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.long_context import best_rates
 from daemons.simulation.outcome import Objectives, RequestOutcome
+from daemons.simulation.overload import OVERLOADS, rejected_share
+from daemons.simulation.pd_ratio import splits
 from daemons.simulation.simulate import simulate
 from daemons.simulation.trace import TraceRequest
 
@@ -155,6 +158,64 @@ def long_context(
         )
 
 
+def pd_ratio(
+    _: Sequence[TraceRequest], profile: HardwareProfile, progress: Progress
+) -> Iterator[Comparison]:
+    """Figure 15 of the FAST'25 paper: how 16 nodes are split."""
+    progress("prefill and decode nodes, 5P+11D to 11P+5D")
+    for result in splits(profile, tuple(published.SPLIT_EFFECTIVE)):
+        number = result.num_prefills
+        is_last = number == max(published.SPLIT_EFFECTIVE)
+        yield Comparison(
+            figure="pd-ratio",
+            what=f"{result.cluster}, effective requests",
+            ours=result.goodput,
+            published=published.SPLIT_EFFECTIVE[number],
+            tolerance=None if is_last else 0.05,
+            note="no goal: their TBT doubles from 5P to 11P, which the times of figures 2 and 14 do not explain"
+            if is_last
+            else "made-up traffic like the synthetic trace, which is not part of the release",
+        )
+        yield Comparison(
+            figure="pd-ratio",
+            what=f"{result.cluster}, mean TTFT",
+            ours=result.ttft_s.mean,
+            published=published.SPLIT_MEAN_TTFT_S[number],
+            note="for the shape: steep to the left of 7P, flat to the right",
+        )
+
+
+def early_rejection(
+    requests: Sequence[TraceRequest], profile: HardwareProfile, progress: Progress
+) -> Iterator[Comparison]:
+    """Table 3 of the arXiv paper: who is rejected, at an arrival rate that is too high for both pools."""
+    shares = {}
+    for name, plan in OVERLOADS.items():
+        progress(f"early rejection: {name}")
+        shares[name] = rejected_share(requests, plan, profile)
+        yield Comparison(
+            figure="early-rejection",
+            what=f"rejected, {name}",
+            ours=shares[name],
+            published=published.REJECTED[name],
+            note="their trace, objectives and decode nodes are unknown; here 7P+2D at 3 times the rate",
+        )
+    least = 1 / max(1, len(requests))
+    for one, other in (("predicted", "current"), ("current", "none")):
+        is_first = one == "predicted"
+        yield Comparison(
+            figure="early-rejection",
+            what=f"{one} / {other}",
+            ours=shares[one] / max(shares[other], least),
+            published=published.REJECTED[one] / published.REJECTED[other],
+            tolerance=0.2 if is_first else None,
+            is_relative=True,
+            note=""
+            if is_first
+            else "no goal: where a decode node refuses for itself, looking at the pool as well refuses more, not fewer",
+        )
+
+
 def _effective(
     what: str,
     outcomes: Sequence[RequestOutcome],
@@ -181,4 +242,6 @@ FIGURES: Final[dict[str, Figure]] = {
     "scheduling": scheduling,
     "capacity": capacity,
     "long-context": long_context,
+    "pd-ratio": pd_ratio,
+    "early-rejection": early_rejection,
 }

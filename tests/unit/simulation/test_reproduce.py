@@ -1,11 +1,18 @@
 """The papers' figures that need no trace, and what counts as met."""
 
+from dataclasses import replace
+
 import pytest
 
+from daemons.simulation import pd_ratio
+from daemons.simulation.capacity import hit_fraction
+from daemons.simulation.disaggregated import DisaggregatedCluster, DisaggregatedPlan
 from daemons.simulation.hardware import DEFAULT, find_profile
 from daemons.simulation.long_context import RATES, traffic
+from daemons.simulation.published import SPLIT_EFFECTIVE, SPLIT_MEAN_TTFT_S
 from daemons.simulation.reproduce import FIGURES, Comparison
 from daemons.simulation.trace import BLOCK_TOKENS
+from daemons.simulation.workloads import WorkloadPlan, generate
 
 
 def test_long_contexts_are_within_a_grid_step_of_the_papers() -> None:
@@ -16,6 +23,41 @@ def test_long_contexts_are_within_a_grid_step_of_the_papers() -> None:
     ours = [row for row in rows if "3P+1D" in row.what]
     assert all(one.ours > other.ours for one, other in zip(ours, serial, strict=True))
     assert all(row.published is not None and row.ours >= row.published for row in ours)
+
+
+def test_the_stand_in_for_the_synthetic_trace_is_like_it() -> None:
+    made = pd_ratio.traffic()
+    assert len(made) == 3993
+    assert sum(one.input_tokens for one in made) / len(made) == pytest.approx(15_325, rel=0.05)
+    assert sum(one.output_tokens for one in made) / len(made) == pytest.approx(149, rel=0.05)
+    assert len(made) / made[-1].arrival_s == pytest.approx(3.91, rel=0.02)
+    refs = sum(len(one.blocks) for one in made)
+    distinct = len({block for one in made for block in one.blocks})
+    assert 1 - distinct / refs == pytest.approx(0.6396, abs=0.01)
+    for capacity, theirs in ((1_000_000, 0.146), (4_000_000, 0.381), (10_000_000, 0.589)):
+        assert hit_fraction(made, capacity) == pytest.approx(theirs, abs=0.035)
+
+
+def test_too_few_prefill_nodes_lose_requests_as_in_the_paper() -> None:
+    (few,) = pd_ratio.splits(find_profile(DEFAULT), (5,))
+    assert few.goodput == pytest.approx(SPLIT_EFFECTIVE[5], abs=0.05)
+    assert few.ttft_s.mean == pytest.approx(SPLIT_MEAN_TTFT_S[5], rel=0.2)
+
+
+def test_a_decode_node_refuses_after_the_prefill_and_early_rejection_before_it() -> None:
+    traffic = generate(WorkloadPlan("unrelated", 300, 4.0))
+    profile = find_profile(DEFAULT)
+    late = DisaggregatedPlan(6, 1, decode_slo_s=0.05, admission="none")
+    early = replace(late, admission="current-load", tbt_slo_s=0.045)
+    wasted = {}
+    for plan in (late, early):
+        outcomes = DisaggregatedCluster(plan, profile).run(traffic)
+        assert all(outcome.finished_s > 0 for outcome in outcomes)
+        wasted[plan.admission] = sum(o.prefill_s for o in outcomes if o.why_rejected)
+        served = [o for o in outcomes if not o.why_rejected]
+        assert all(sum(n for _, n in o.gaps) == o.output_tokens - 1 for o in served)
+    assert wasted["none"] > 0
+    assert wasted["current-load"] < wasted["none"]
 
 
 def test_half_of_each_long_prompt_is_shared() -> None:

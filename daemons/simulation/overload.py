@@ -1,0 +1,46 @@
+"""Table 3 of the arXiv paper: rejections without and with early rejection, on traffic that is too much for all.
+
+In each of the three a decode node turns away whom it cannot serve in time when the KV comes, after the prefill was made
+(the paper's double check). Early rejection looks at the decode pool before, as it is or as it will be then.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from daemons.simulation.disaggregated import DisaggregatedCluster, DisaggregatedPlan
+from daemons.simulation.hardware import HardwareProfile
+from daemons.simulation.trace import TraceRequest, at_rate
+
+_RATE: Final = 3.0
+_MAX_REQUESTS: Final = 2500
+_TTFT_S, _TBT_S = 30.0, 0.1
+_POOL_TBT_S: Final = 0.95 * _TBT_S
+"""Nodes that refuse at the objective never let the pool get there."""
+
+
+def _plan(admission: str, tbt_slo_s: float) -> DisaggregatedPlan:
+    return DisaggregatedPlan(
+        7,
+        2,
+        "kvcache-centric",
+        admission=admission,
+        ttft_slo_s=_TTFT_S,
+        tbt_slo_s=tbt_slo_s,
+        decode_slo_s=_TBT_S,
+    )
+
+
+OVERLOADS: Final = {
+    "none": _plan("current-load", 0.0),
+    "current": _plan("current-load", _POOL_TBT_S),
+    "predicted": _plan("predicted-load", _POOL_TBT_S),
+}
+
+
+def rejected_share(
+    requests: Sequence[TraceRequest], plan: DisaggregatedPlan, profile: HardwareProfile
+) -> float:
+    """Of the first _MAX_REQUESTS."""
+    asked = at_rate(requests[:_MAX_REQUESTS], _RATE)
+    outcomes = DisaggregatedCluster(plan, profile).run(asked)
+    return sum(bool(outcome.why_rejected) for outcome in outcomes) / max(1, len(outcomes))
