@@ -42,6 +42,8 @@ class ClusterOptions:
     num_prefill: int = 1
     num_decode: int = 1
     num_cachenodes: int = 1
+    replicas: int = 1
+    """Of each block; with more than one each cache node passes for a host of its own."""
     dtype: str = "bfloat16"
     kv_memory: str = "1GiB"
     segment: str = "1GiB"
@@ -97,12 +99,14 @@ def plan_cluster(
                     "events": events,
                     "state_dir": str(directory / "state"),
                 }
+                tables["pool"] = {"replicas": options.replicas}
             else:
                 tables["master"] = {"endpoint": master}
             if role in ("cachenode", "prefill", "decode"):
                 tables["node"]["listen"] = f"tcp://127.0.0.1:{next(ports)}"
                 tables["transfer"] = {"unix_dir": str(scratch[0] / node_id)}
             if role == "cachenode":
+                tables["node"] |= {"domain": node_id} if options.replicas > 1 else {}
                 tables |= _memory_tables(options, scratch[1] / node_id)
             elif role in ("prefill", "decode"):
                 tables["model"] = {"path": str(options.model), "name": model_name}

@@ -72,6 +72,9 @@ def up(
     prefill: Annotated[int, typer.Option(min=1, max=64, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=1, max=64, help="Decode instances.")] = 1,
     cachenodes: Annotated[int, typer.Option(min=1, max=64, help="Cache nodes.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=8, help="Of each block, on so many cache nodes.")
+    ] = 1,
     dtype: Annotated[
         str, typer.Option(help="bfloat16 or float32.", callback=check_dtype)
     ] = "bfloat16",
@@ -106,11 +109,14 @@ def up(
     \b
     Example: mcctl cluster up --prefill 2 --decode 2 --port 8000
     """
+    if replicas > cachenodes:
+        raise typer.BadParameter(f"--replicas {replicas}: there are {cachenodes} --cachenodes")
     options = ClusterOptions(
         model=model_store.find_model(model),
         num_prefill=prefill,
         num_decode=decode,
         num_cachenodes=cachenodes,
+        replicas=replicas,
         dtype=dtype,
         kv_memory=kv_memory,
         segment=segment,

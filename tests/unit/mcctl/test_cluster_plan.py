@@ -39,6 +39,14 @@ def test_every_config_is_accepted_by_its_daemon(tmp_path: Path) -> None:
         load_config(path, CONFIG_TYPES[daemon.role])
 
 
+def test_with_replicas_each_cache_node_is_a_domain_of_its_own(tmp_path: Path) -> None:
+    options = ClusterOptions(model=Path("/m"), num_cachenodes=3, replicas=2)
+    plan = plan_cluster(options, tmp_path, SCRATCH)
+    nodes = [daemon.tables["node"] for daemon in plan.daemons if daemon.role == "cachenode"]
+    assert len({node["domain"] for node in nodes}) == 3
+    assert plan.daemons[0].tables["pool"] == {"replicas": 2}
+
+
 def test_no_port_is_given_twice(tmp_path: Path) -> None:
     options = ClusterOptions(model=Path("/m"), num_prefill=4, num_decode=4, num_cachenodes=4)
     plan = plan_cluster(options, tmp_path, SCRATCH)
