@@ -234,8 +234,8 @@ class BlockHandlers:
                 pass
             case _:
                 assert_never(why)
-        below = state.directory.tier_below(place, block_hash) if why == "evicted" else None
-        if below is None:
+        moved_to = self._moved_to(place, block_hash) if why == "evicted" else None
+        if moved_to is None:
             event: BlockRemoved | BlockMoved = BlockRemoved(
                 incarnation=state.incarnation, hash=block_hash, node=node, why=why, tier=tier
             )
@@ -243,12 +243,21 @@ class BlockHandlers:
             event = BlockMoved(
                 incarnation=state.incarnation,
                 hash=block_hash,
-                node=node,
-                tier=below,
+                node=moved_to[0],
+                tier=moved_to[1],
                 from_node=node,
                 from_tier=tier,
             )
         state.out.publish(event)
+
+    def _moved_to(self, place: Place, block_hash: BlockHash) -> Place | None:
+        """What was freed there was copied before: to another node, as it was told, or to a lower tier."""
+        state = self._state
+        node = state.moved_to.pop((place[0], block_hash), None) if state.moved_to else None
+        if node is not None and state.directory.length_on((node, "dram"), block_hash):
+            return node, "dram"
+        below = state.directory.tier_below(place, block_hash)
+        return None if below is None else (place[0], below)
 
     def _victims(self, member: Member) -> list[BlockHash]:
         """From the high watermark down to the low one; none while leases of an earlier master may still run."""

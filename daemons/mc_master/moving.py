@@ -61,6 +61,7 @@ class Moving:
                 source = next(iter(others), None) if move.source is None else move.source
                 if source in others and source is not None:
                     freed.setdefault(source, []).append(block_hash)
+                    self._leaves(source, block_hash, move.to)
                 continue
             self._moves[block_hash] = move
             budget, now_s = self._copies.budget, self._state.now_s()
@@ -72,3 +73,10 @@ class Moving:
             self._copies.order(block, sources, move.to, is_paced=True)
         for node, hashes in freed.items():
             self._copies.free(node, hashes)
+
+    def _leaves(self, node: NodeId, block_hash: BlockHash, to: NodeId) -> None:
+        """Its end there will be an event that says where it is now; of too many the oldest are only removed."""
+        moved_to = self._state.moved_to
+        if len(moved_to) >= MAX_WAITING:
+            del moved_to[next(iter(moved_to))]
+        moved_to[node, block_hash] = to

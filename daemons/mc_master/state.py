@@ -11,7 +11,7 @@ from daemons.conductor.prefill_placement import Tuning
 from daemons.conductor.request_log import RequestLog
 from daemons.config.costs import CostsFile
 from daemons.config.mc_master import MasterConfig
-from daemons.core.ids import Incarnation
+from daemons.core.ids import BlockHash, Incarnation, NodeId
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.metrics import MasterMetrics
@@ -53,6 +53,8 @@ class MasterState:
     num_cleared: int = 0
     num_stored: int = 0
     costs: CostsFile = field(default_factory=CostsFile)
+    moved_to: dict[tuple[NodeId, BlockHash], NodeId] = field(default_factory=dict)
+    """Replicas that were told to go, and where the block is instead."""
     grants: ReplyGrants = field(default_factory=lambda: ReplyGrants(None))
 
     def now_s(self) -> float:

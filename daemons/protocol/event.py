@@ -9,7 +9,8 @@ from daemons.protocol.node import NodeJoined, NodeLeft
 
 
 class BlockMoved(Message, frozen=True, kw_only=True):
-    """Event, in place of BlockRemoved: the replica that was there is gone, and the block is here.
+    """Event, in place of BlockRemoved: the replica that was there is gone, and the block is here, on the same node in a
+    lower tier or on another node that it was told to go to.
 
     That it is stored here was an event of its own before.
     """

@@ -13,6 +13,8 @@ from kit.replicated_pool import TOKENS, ReplicatedPool, wait_until
 from daemons.core.errors import McError, NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockFilter
+from daemons.protocol.event import BlockMoved, ReadEvents
+from daemons.protocol.messages import decode_event
 from daemons.protocol.name_hash import name_key
 from mcctl import Store
 from mcctl.exit_codes import BY_FAMILY
@@ -205,6 +207,10 @@ def test_blocks_move_where_they_are_told_to(pool: ReplicatedPool) -> None:
     words = ["cache", "move", hashes[0].hex(), "--node", "n0", "--to"]
     assert mcctl(pool, *words, "n2", "--wait") == 0
     wait_until(lambda: pool.where(hashes[:1]) == [{N2}], 5, "moved")
+    (*_, past) = pool.client.read_events(ReadEvents(topics=["blockmoved"])).events
+    moved = decode_event(past.payload)
+    assert isinstance(moved, BlockMoved)
+    assert (moved.hash, moved.from_node, moved.node) == (hashes[0], "n0", "n2")
     assert mcctl(pool, *words, "n0") == REJECTED
     assert pool.where(hashes[1:]) == [{N0}] * (len(hashes) - 1)
     assert pool.read(hashes) == len(hashes)
