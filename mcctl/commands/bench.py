@@ -13,7 +13,7 @@ from daemons.protocol.node import ModelDescription
 from daemons.simulation.disaggregated import POLICY_NAMES
 from daemons.simulation.hardware import DEFAULT, find_profile
 from daemons.transfer.transports.rdma import why_unavailable
-from mcctl import conductor_bench, model_store, render, store_bench, transfer_bench
+from mcctl import conductor_bench, model_store, render, ssd_bench, store_bench, transfer_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, check_size, new_app
@@ -212,6 +212,47 @@ def store(
         render.emit_json(result)
 
 
+@app.command()
+@prints(ssd_bench.SsdResult)
+def ssd(
+    context: typer.Context,
+    directory: Annotated[
+        Path,
+        typer.Argument(help="On the disk to measure; must exist.", exists=True, file_okay=False),
+    ],
+    sizes: Annotated[
+        str, typer.Option(help="Sizes of a block, by commas.", metavar="SIZE,...")
+    ] = "64KiB,1MiB,16MiB",
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Reads at the same time.")] = 1,
+    total: Annotated[
+        str, typer.Option(help="Of each size so much is written and read.", metavar="SIZE")
+    ] = "128MiB",
+    blocks: Annotated[
+        int, typer.Option(min=1000, max=1_000_000, help="So many are found again at a start.")
+    ] = 20_000,
+) -> None:
+    """The SSD tier of a cache node on this host's disk: verified reads, and how fast a start finds blocks again.
+
+    Beside reads stands a plain loop of preadv over the same sizes, beside the start one that reads a page a block.
+
+    \b
+    Example: mcctl bench ssd /var/lib/mooncake
+    Example: mcctl bench ssd /mnt/nvme --sizes 1MiB --threads 4 --output json
+    """
+    parsed = [parse_size(check_size(size)) for size in sizes.split(",")]
+    if not all(ssd_bench.MIN_SIZE_BYTES <= size <= ssd_bench.MAX_SIZE_BYTES for size in parsed):
+        raise typer.BadParameter("a size is between 4 KiB and 256 MiB")
+    plan = ssd_bench.SsdPlan(
+        directory.resolve(), parsed, threads, parse_size(check_size(total)), blocks
+    )
+    settings = settings_of(context)
+    with render.progress("writing and reading"):
+        result = ssd_bench.run(plan)
+    if not result.is_direct:
+        render.complain(f"{directory} takes no O_DIRECT: the page cache is measured, not the disk")
+    render.emit(settings.output, result, _SSD_COLUMNS, result.rows)
+
+
 def _numbers(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -365,12 +406,25 @@ _STORE_COLUMNS = [
     Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
     Column("the limit is", lambda row: row.limit_is, extra=1),
 ]
+_SSD_COLUMNS = [
+    Column("measure", lambda row: row.what),
+    Column("size", lambda row: format_size(row.size_bytes), is_number=True),
+    Column("threads", lambda row: str(row.threads), is_number=True),
+    Column("value", lambda row: _rate(row.value, row.unit), is_number=True),
+    Column("plain", lambda row: _rate(row.limit, row.unit), is_number=True),
+    Column("unit", lambda row: row.unit),
+    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
+]
 _WRITER_COLUMNS = [
     Column("writers", lambda row: str(row.writers), is_number=True),
     Column("GB/s", lambda row: f"{row.gb_s:.2f}", is_number=True),
     Column("memcpy + xxh3 GB/s", lambda row: f"{row.limit_gb_s:.2f}", is_number=True),
     Column("look-up p99 us", lambda row: f"{row.lookup_p99_us:.0f}", is_number=True),
 ]
+
+
+def _rate(value: float, unit: str) -> str:
+    return f"{value:.2f}" if unit == "GB/s" else f"{value:.0f}"
 
 
 def _show(result: ServeResult, *, on_stderr: bool) -> None:
