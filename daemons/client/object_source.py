@@ -21,6 +21,8 @@ from daemons.transfer.buffers import Buffer, as_bytes
 ARENA_BYTES: Final = 64 * MIB
 _MAX_COPIED: Final = MIB
 """Up to here a copy is cheaper than telling everyone of new memory."""
+_MAX_SPARE_BYTES: Final = 2 * MIB
+"""Of each size."""
 _NUM_GUARDS: Final = 1024
 
 
@@ -29,7 +31,8 @@ class PutMemory:
     """What one put call uses; `release` when it was answered, `void` when it was not."""
 
     guard: int
-    offsets: list[int] = field(default_factory=list)
+    offsets: list[tuple[int, int]] = field(default_factory=list)
+    """Slots of the arena: bytes, and where."""
     regions: list[RegionRef] = field(default_factory=list)
     values: list[ByteArray] = field(default_factory=list)
     """Kept alive."""
@@ -45,6 +48,8 @@ class SourceMemory:
         self._array = self._arena.array
         self._region = engine.register(self._arena)
         self._slots = SlabAllocator(ARENA_BYTES, 4 * MIB)
+        self._spare: dict[int, list[int]] = {}
+        """Slots to be used again, by size: giving the last one of a slab back, and asking anew, costs a slab's list."""
         self._guards = GenerationTable(engine, _NUM_GUARDS)
         self._free_guards = deque(range(_NUM_GUARDS))
         self._registered: dict[int, tuple[ByteArray, RegionRef]] = {}
@@ -103,8 +108,12 @@ class SourceMemory:
 
     def release(self, memory: PutMemory) -> None:
         with self._lock:
-            for offset in memory.offsets:
-                self._slots.free(offset)
+            for size, offset in memory.offsets:
+                spare = self._spare.setdefault(size, [])
+                if len(spare) * size < _MAX_SPARE_BYTES:
+                    spare.append(offset)
+                else:
+                    self._slots.free(offset)
             self._free_guards.append(memory.guard)
         for region in memory.regions:
             self._engine.deregister(region)
@@ -123,14 +132,27 @@ class SourceMemory:
 
     def _copy(self, memory: PutMemory, value: ByteArray) -> tuple[RegionRef, int] | None:
         """None where the arena is full of values that are being put."""
+        size = self._slots.slot_bytes(max(1, value.nbytes))
         with self._lock:
+            spare = self._spare.get(size)
             try:
-                offset = self._slots.allocate(value.nbytes)
+                offset = spare.pop() if spare else self._allocate(size)
             except Exhausted:
                 return None
-            memory.offsets.append(offset)
+            memory.offsets.append((size, offset))
         np.copyto(self._array[offset : offset + value.nbytes], value)
         return self._region, offset
+
+    def _allocate(self, size: int) -> int:
+        """Raises Exhausted when there is none even without the spare ones."""
+        try:
+            return self._slots.allocate(size)
+        except Exhausted:
+            for offsets in self._spare.values():
+                for offset in offsets:
+                    self._slots.free(offset)
+            self._spare.clear()
+            return self._slots.allocate(size)
 
     def _guard(self, memory: PutMemory) -> Generation:
         return self._guards.guard(memory.guard)
