@@ -14,6 +14,8 @@ from daemons.conductor.latency import CostModel
 from daemons.core.ids import NodeId, RequestId
 from daemons.protocol.node import InstanceLoad
 
+ARRIVE_S = 0.3
+"""A request that was planned since may not have reached its prefill instance when that sent its beat."""
 SETTLE_S = 2.0
 """How long a planned request may take to reach its instances; before that, being idle says nothing about it."""
 MAX_REQUEST_S = 3600.0
@@ -160,7 +162,11 @@ class Workload:
             self._table.reported_queue_s[row] = (
                 0.0 if is_all_ours else _reported_s(load, self._table.cost(node))
             )
-        if ours is None or load.num_queued or load.num_running:
+        if ours is None:
+            return
+        if row is not None and self._table.described(row).role == "prefill":
+            self._correct_queue(node, ours, load.num_queued + load.num_running, now_s)
+        if load.num_queued or load.num_running:
             return
         if now_s - ours.last_planned_s > SETTLE_S:
             ours.busy_until_s = now_s
@@ -171,6 +177,31 @@ class Workload:
                 else:
                     del ours.requests[request_id]
             self._write(node, ours)
+
+    def _correct_queue(self, node: NodeId, ours: _Load, num_there: int, now_s: float) -> None:
+        """It serves in order, so what it has are the newest, and at most one of them is begun: its queue is no longer
+        than all of them, and no shorter than all but one. Those before them are computed, whatever was predicted.
+        """
+        left_s, unbegun_s, num_left = 0.0, 0.0, num_there
+        end_s = ours.busy_until_s
+        newest, num_kept = list(reversed(ours.requests)), 0
+        for request_id in newest:
+            work = self._work[request_id]
+            is_on_its_way = now_s - work.started_s < ARRIVE_S
+            if not is_on_its_way and num_left == 0:
+                break
+            num_left -= not is_on_its_way
+            unbegun_s, left_s = left_s, left_s + work.prefill_s
+            num_kept += 1
+        if num_left > 0:
+            return  # it has more than was planned here
+        ours.busy_until_s = end_s = now_s + min(left_s, max(unbegun_s, end_s - now_s))
+        for request_id in newest[:num_kept]:
+            ours.requests[request_id] = end_s
+            end_s -= self._work[request_id].prefill_s
+        for request_id in newest[num_kept:]:
+            ours.requests[request_id] = min(now_s, ours.requests[request_id])
+        self._write(node, ours)
 
     def expire(self, *, now_s: float) -> list[Work]:
         """What is older than MAX_REQUEST_S; entries are in the order they were planned."""

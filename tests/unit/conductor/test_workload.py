@@ -77,6 +77,28 @@ def test_a_reported_queue_counts_where_the_instance_has_more_than_was_planned_he
     assert queue_s(load, 4.0) == 5.0
 
 
+def test_beats_correct_a_queue_that_runs_faster_or_slower_than_predicted() -> None:
+    load = started()
+    for index, name in enumerate("abc"):
+        load.add(work(name, at_s=0.001 * index, prefill_s=2.0))
+    assert queue_s(load, 1.0) == pytest.approx(5.0)
+    load.hear(P, InstanceLoad(num_running=3), now_s=1.0)
+    assert queue_s(load, 1.0) == pytest.approx(5.0), "as predicted"
+    load.hear(P, InstanceLoad(num_running=1), now_s=1.0)
+    assert queue_s(load, 1.0) == pytest.approx(2.0), "two are done already"
+    load.remove(RequestId("a"), now_s=1.0)
+    assert queue_s(load, 1.0) == pytest.approx(2.0), "and do not count twice"
+    load.add(work("d", at_s=5.0, prefill_s=2.0))
+    load.add(work("e", at_s=5.0, prefill_s=2.0))
+    load.hear(P, InstanceLoad(num_running=2), now_s=8.5)
+    assert queue_s(load, 8.5) == pytest.approx(2.0), "the second has not begun"
+    load.add(work("f", at_s=8.9, prefill_s=2.0))
+    load.hear(P, InstanceLoad(), now_s=9.0)
+    assert queue_s(load, 9.0) == pytest.approx(2.0), "the last is on its way"
+    load.hear(P, InstanceLoad(), now_s=9.5)
+    assert queue_s(load, 9.5) == 0.0
+
+
 def test_gone_node_takes_its_requests_along() -> None:
     load = started()
     load.add(work("a"))
