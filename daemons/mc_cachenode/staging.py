@@ -55,6 +55,7 @@ class _Request:
     stage_id: StageId
     missing: set[BlockHash]
     """Still on their way, or wait for a slot."""
+    hold_s: float
     why: str = ""
     timer: Timer | None = None
 
@@ -76,7 +77,7 @@ class StagingParts:
 
 
 class Staging:
-    """Slots of blocks between the SSD and their readers."""
+    """Slots of blocks between the lower tiers and their readers."""
 
     def __init__(self, parts: StagingParts) -> None:
         self._parts = parts
@@ -97,8 +98,9 @@ class Staging:
 
     def stage(self, call: Call, message: Stage) -> None:
         """Raises Exhausted when too many hold something."""
-        missing, refused = self._hold(message.stage_id, message.hashes, message.hold_ms / 1000)
-        request = _Request(call, list(message.hashes), message.stage_id, missing)
+        hold_s = message.hold_ms / 1000
+        missing, refused = self._hold(message.stage_id, message.hashes, hold_s)
+        request = _Request(call, list(message.hashes), message.stage_id, missing, hold_s)
         for block_hash in missing:
             self._staged[block_hash].waiting.append(request)
         for block_hash, error in refused.items():
@@ -192,7 +194,7 @@ class Staging:
                     request.missing.discard(block_hash)
                 if staged is not None:
                     staged.holders.add(request.stage_id)
-                    self._remember(request.stage_id, [block_hash], _MAX_HOLD_S)
+                    self._remember(request.stage_id, [block_hash], request.hold_s)
                     if not staged.is_filled:
                         staged.waiting.append(request)
                 if not request.missing:
