@@ -70,6 +70,8 @@ class Item:
     type: ValueType
     outcome: BlockLocation | McError | None = None
     version: int = 0
+    wanted: int = 0
+    """Replicas; 0 for what the pool wants."""
     footer: Footer | None = None
     chunks: list[BlockLocation | None] = field(default_factory=list)
 
@@ -243,6 +245,7 @@ class ObjectPut:
                 num_layers=num_pieces(length, PIECE_BYTES),
                 version=item.version,
                 piece_bytes=PIECE_BYTES,
+                wanted=item.wanted,
             )
             parts.append(_Part(item, index, block))
         return parts
@@ -262,6 +265,7 @@ class ObjectPut:
             version=item.version,
             piece_bytes=PIECE_BYTES,
             tail=pack_footer(item.footer),
+            wanted=item.wanted,
         )
 
     def _put_parts(self, parts: Sequence[_Part]) -> None:

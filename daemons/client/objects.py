@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from daemons.core.ids import NodeId
 from daemons.core.units import MIB
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
+from daemons.protocol.block import MAX_REPLICAS
 from daemons.protocol.name_hash import MAX_NAME_BYTES
 from daemons.protocol.objects import (
     NAME_STATES,
@@ -73,6 +74,14 @@ class ObjectStat:
     kind: Kind
     dtype: str
     shape: tuple[int, ...]
+
+
+class _Wish(NamedTuple):
+    """How values are put."""
+
+    replaces: bool
+    like: ValueType | None
+    replicas: int
 
 
 class Store:
@@ -128,12 +137,14 @@ class Store:
         *,
         timeout_s: float | None = None,
         like: ValueType | None = None,
+        replicas: int = 0,
     ) -> int:
         """The version. The same bytes again succeed and move nothing; other bytes raise Conflict.
 
-        `like` is what to remember of its type in place of what `value` is.
+        `like` is what to remember of its type in place of what `value` is. `replicas` is how many hosts it should be
+        on, 0 what the pool wants; it returns when it is on one, the others follow.
         """
-        return _one(self._put([(name, value)], timeout_s, replaces=False, like=like))
+        return _one(self._put([(name, value)], timeout_s, _Wish(False, like, replicas)))
 
     def replace(
         self,
@@ -142,20 +153,29 @@ class Store:
         *,
         timeout_s: float | None = None,
         like: ValueType | None = None,
+        replicas: int = 0,
     ) -> int:
         """Put in place of whatever is there, or of nothing; the new version is above every earlier one."""
-        return _one(self._put([(name, value)], timeout_s, replaces=True, like=like))
+        return _one(self._put([(name, value)], timeout_s, _Wish(True, like, replicas)))
 
     def put_many(
-        self, values: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
+        self,
+        values: Sequence[tuple[Name, Buffer]],
+        *,
+        timeout_s: float | None = None,
+        replicas: int = 0,
     ) -> list[int | McError]:
         """A version or an error for each, in order."""
-        return self._put(values, timeout_s, replaces=False)
+        return self._put(values, timeout_s, _Wish(False, None, replicas))
 
     def replace_many(
-        self, values: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
+        self,
+        values: Sequence[tuple[Name, Buffer]],
+        *,
+        timeout_s: float | None = None,
+        replicas: int = 0,
     ) -> list[int | McError]:
-        return self._put(values, timeout_s, replaces=True)
+        return self._put(values, timeout_s, _Wish(True, None, replicas))
 
     def put_from(self, name: Name, buffer: Buffer, *, timeout_s: float | None = None) -> int:
         """`put` of registered memory: the node reads it where it lies. Raises Rejected for other memory."""
@@ -300,12 +320,17 @@ class Store:
         self,
         values: Sequence[tuple[Name, Buffer]],
         timeout_s: float | None,
-        *,
-        replaces: bool,
-        like: ValueType | None = None,
+        wish: _Wish,
     ) -> list[int | McError]:
+        if not 0 <= wish.replicas <= MAX_REPLICAS:
+            raise Rejected(f"{wish.replicas} replicas: a value has 1 to {MAX_REPLICAS}")
         items = [
-            Item(as_name(name), as_bytes(_on_host(value)), like or type_of(value))
+            Item(
+                as_name(name),
+                as_bytes(_on_host(value)),
+                wish.like or type_of(value),
+                wanted=wish.replicas,
+            )
             for name, value in values
         ]
         if len({item.name for item in items}) < len(items):
@@ -320,7 +345,7 @@ class Store:
                     session,
                     self._memory,
                     self.namespace,
-                    replaces=replaces,
+                    replaces=wish.replaces,
                     is_same=self._fetch.is_same,
                     timeout_s=wait_s,
                 ).run(items[start : start + _MAX_NAMES])

@@ -11,7 +11,7 @@ from daemons.core.errors import McError
 from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.replicas import Replica
-from daemons.protocol.block import PutBlock
+from daemons.protocol.block import MAX_REPLICAS, PutBlock
 from daemons.protocol.name_hash import MAX_NAME_BYTES, name_key
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import Strided
@@ -36,7 +36,6 @@ _GROUP_BYTES = MIB
 _MAX_NUMBER = 1 << 31
 _MAX_NAME = 256
 _MAX_TAIL = 4096
-_MAX_WANTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def refusal(block: PutBlock) -> str | None:
         return f"a name is longer than {_MAX_NAME}"
     if not 0 < block.num_layers <= MAX_LAYERS:
         return f"{block.num_layers} layers"
-    if not 0 <= block.wanted <= _MAX_WANTED:
+    if not 0 <= block.wanted <= MAX_REPLICAS:
         return f"{block.wanted} replicas wanted"
     if block.piece_bytes or block.version or meta.name:
         return _object_refusal(block)

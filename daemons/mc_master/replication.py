@@ -10,7 +10,7 @@ from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.replicating import Replicating
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BlockFilter
+from daemons.protocol.block import MAX_REPLICAS, BlockFilter
 from daemons.protocol.replication import (
     CopyFailed,
     DrainNode,
@@ -21,7 +21,6 @@ from daemons.protocol.replication import (
 )
 from daemons.rpc import Call
 from daemons.store import listing
-from daemons.store.directory import MAX_WANTED
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +61,8 @@ class ReplicationHandlers:
         self._replicating.on_joined(node)
 
     def _replicate(self, message: ReplicateBlocks) -> ReplicateReply:
-        if not 0 <= message.count <= MAX_WANTED:
-            raise Rejected(f"{message.count} replicas: a block has 1 to {MAX_WANTED}")
+        if not 0 <= message.count <= MAX_REPLICAS:
+            raise Rejected(f"{message.count} replicas: a block has 1 to {MAX_REPLICAS}")
         for node in message.prefer:
             self._check_target(node)
         holders = self._holders(message.filter)

@@ -1,6 +1,6 @@
 """Blocks in the pool: put, locate, free, list. Bytes never travel here; they are read where a Source says."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -29,6 +29,10 @@ class BlockMeta(Record, frozen=True, kw_only=True):
     """Of an object in `namespace`; empty for KV and for the chunks of an object."""
     value_bytes: int = 0
     """Of the whole object, whose chunks may lie elsewhere."""
+
+
+MAX_REPLICAS: Final = 8
+"""Of one block: what anybody may ask for."""
 
 
 class PutBlock(Record, frozen=True, kw_only=True):

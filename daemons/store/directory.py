@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from daemons.core.errors import NotFound, ProtocolError
 from daemons.core.ids import BlockHash, HostId, NodeId
-from daemons.protocol.block import BlockLocation, SealedBlock, Tier
+from daemons.protocol.block import MAX_REPLICAS, BlockLocation, SealedBlock, Tier
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import RegionRef
 from daemons.store.block_table import NO_ROW, BlockTable
@@ -30,9 +30,6 @@ RENAME_AFTER_S = 1.0
 
 FRESH_MS = 1000
 """A seal that is older is no use of the block."""
-
-MAX_WANTED = 8
-"""Replicas of one block that anybody may ask for."""
 
 SURPLUS_IDLE_S = 60.0
 """Hot blocks may have more replicas than they should."""
@@ -527,7 +524,7 @@ class Directory:
     def _want(self, row: int, count: int) -> None:
         """What was asked for here is newer than what a node remembers."""
         if not self.blocks.wanted[row]:
-            self.blocks.want(row, min(count, MAX_WANTED))
+            self.blocks.want(row, min(count, MAX_REPLICAS))
 
     def _free_one(self, number: int, block_hash: BlockHash) -> bool:
         replica = self._replica_on(number, block_hash)

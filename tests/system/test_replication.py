@@ -165,6 +165,10 @@ def test_named_values_have_two_replicas_and_a_stopped_node_delays_one_get_of_the
         assert sum(times) - max(times) < 1.0, "the others avoid it"
         wait_until(lambda: pool.state(holder) == "alive", 10, "alive again")
         assert [store.get(name) for name in values] == list(values.values())
+        store.put("everywhere", b"x" * 20_000, replicas=3)
+        pool.wait_for_replicas([name_key(b"", b"everywhere")], 3)
+        with pytest.raises(Rejected, match="9 replicas"):
+            store.put("too often", b"x", replicas=9)
 
 
 def test_a_stopped_master_expires_nobody_and_loses_nothing(pool: ReplicatedPool) -> None:
