@@ -161,7 +161,9 @@ def export(
     path: Annotated[Path, typer.Argument(help="A new directory, or a file ending in .tar.")],
     namespace: Namespace = "",
 ) -> None:
-    """All objects of a namespace into a directory or a tar file, with checksums.
+    """Write all objects of a namespace to files, with checksums.
+
+    Into a new directory or a tar file.
 
     \b
     Example: mcctl cache export training.tar --namespace training

@@ -34,7 +34,9 @@ def replicate(  # noqa: PLR0913, PLR0917 - one for each flag
     node: Node = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until all are made.")] = False,
 ) -> None:
-    """Have so many replicas of the blocks that all filters match, on distinct hosts, made in the background.
+    """Have so many replicas of blocks, on distinct hosts.
+
+    Of those that all filters match; made in the background.
 
     \b
     Example: mcctl cache replicate 3fa9c1 --count 2 --prefer cachenode-2
@@ -70,7 +72,9 @@ def move(  # noqa: PLR0913, PLR0917 - one for each flag
     older_than: OlderThan = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until all are there.")] = False,
 ) -> None:
-    """Copy the blocks that all filters match to a node, and free them where they were, in the background.
+    """Copy blocks to a node, and free them where they were.
+
+    Those that all filters match; in the background.
 
     \b
     Example: mcctl cache move --node cachenode --to cachenode-2 --wait

@@ -231,7 +231,7 @@ def ssd(
         int, typer.Option(min=1000, max=1_000_000, help="So many are found again at a start.")
     ] = 20_000,
 ) -> None:
-    """The SSD tier of a cache node on this host's disk: verified reads, and how fast a start finds blocks again.
+    """An SSD tier on this host's disk. Verified reads, and how fast a start finds blocks again.
 
     Beside reads stands a plain loop of preadv over the same sizes, beside the start one that reads a page a block.
 

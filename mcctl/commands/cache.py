@@ -99,7 +99,7 @@ def list_blocks(
     ] = None,
     prefix: Annotated[str, typer.Option(help="Only objects whose names begin so.")] = "",
 ) -> None:
-    """Blocks of the directory, or with --namespace objects, and where their replicas are.
+    """Blocks, or with --namespace objects, and where they are.
 
     \b
     Example: mcctl cache list --model SmolLM2-135M-Instruct --older-than 3600
@@ -175,7 +175,7 @@ def stat(
     name: Annotated[str | None, typer.Argument(help="An object; without it all.")] = None,
     namespace: Annotated[str, typer.Option(help="The object's namespace.")] = "",
 ) -> None:
-    """Totals: blocks, bytes, leases, hits, evictions, objects; or what is known of one object.
+    """Totals: blocks, bytes, hits, evictions. Or one object.
 
     \b
     Example: mcctl cache stat --output json
@@ -273,7 +273,7 @@ def clear(
     node: Node = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete blocks: those that all given filters match, or every one. Asks first.
+    """Delete blocks that all filters match, or every one. Asks first.
 
     \b
     Example: mcctl cache clear --model SmolLM2-135M-Instruct --yes

@@ -108,7 +108,9 @@ def drain(
     node: Node,
     wait: Annotated[bool, typer.Option("--wait", help="Until it can be stopped.")] = False,
 ) -> None:
-    """Send nothing new to a cache node, and copy to others what only it holds; it is kept over restarts.
+    """Make a cache node safe to stop. Others get what only it holds.
+
+    Nothing new is sent to it; that is kept over restarts of the master.
 
     \b
     Example: mcctl node drain cachenode-2 --wait

@@ -33,7 +33,9 @@ def ready(
         int, typer.Option(min=0, help="At least so many nodes, instances included, must be there.")
     ] = 1,
 ) -> None:
-    """Until the master answers and every node that has joined is alive; --timeout says for how long at most.
+    """Until the master answers and all that joined are alive.
+
+    --timeout says for how long at most.
 
     \b
     Example: mcctl wait ready --nodes 5 --timeout 60
@@ -57,7 +59,9 @@ def drained(
     context: typer.Context,
     node: Annotated[str, typer.Argument(help="A cache node that `mcctl node drain` was told.")],
 ) -> None:
-    """Until a node can be stopped without losing a block; --timeout says for how long at most.
+    """Until a node can be stopped without losing a block.
+
+    --timeout says for how long at most.
 
     \b
     Example: mcctl wait drained cachenode-2 --timeout 300

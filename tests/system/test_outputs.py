@@ -26,6 +26,7 @@ ELSEWHERE = {
     "cluster down",
     "bench serve",
     "bench conductor",
+    "bench ssd",
     "bench store",
     "bench transfer",
     "model fetch",
@@ -128,6 +129,8 @@ def of_objects(prints: Prints, directory: Path) -> None:
     value.write_bytes(b"seven" * 1000)
     prints("cache put", "w", str(value), "--namespace", "a")
     prints("cache get", "w", "--out", str(directory / "out"), "--namespace", "a")
+    prints("cache list", "--namespace", "a")
+    prints("cache stat", "w", "--namespace", "a")
     prints("cache export", archive, "--namespace", "a")
     prints("cache import", archive, "--namespace", "b")
     prints("cache rm", "w", "--yes", "--namespace", "a")
