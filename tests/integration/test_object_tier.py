@@ -52,12 +52,13 @@ def test_blocks_outlive_dram_and_ssd(
 ) -> None:
     """First what the SSD holds is damaged, then the machine is gone with its disks and another one takes its place."""
     source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
-    with_ssd = [*settings, "ssd.capacity=64MiB", "ssd.bucket=4MiB", "ssd.flush=write-through"]
+    with_ssd = [*settings, "ssd.capacity=64MiB", "ssd.bucket=4MiB", "ssd.flush=manual"]
     with running_pool(directory, settings=[*with_ssd, f"ssd.directory={tmp_path / 'a'}"]) as pool:
         put_all(pool, source, hashes)
         pool.wait_until_sealed(hashes)
         with ClusterClient(pool.master) as cluster:
-            assert flush(cluster, "object", evict=True).num_done == NUM_BLOCKS
+            assert flush(cluster, "ssd", evict=True).num_done == NUM_BLOCKS
+            assert flush(cluster, "object", evict=False).num_done == NUM_BLOCKS
             assert {each.tier for each in pool.match(hashes)} == {"ssd"}
             damage(tmp_path)
             assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
