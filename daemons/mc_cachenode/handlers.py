@@ -19,6 +19,7 @@ from daemons.mc_cachenode.reporter import Reporter
 from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
+    AdoptObjects,
     BadReplica,
     BlockLocation,
     DeadName,
@@ -133,8 +134,8 @@ class CachenodeHandlers:
                 free(notice.hashes)
             case StageAhead():
                 self._parts.staging.stage_ahead(notice.hashes, notice.hold_ms / 1000)
-            case WriteDown():
-                self._write_down(notice)
+            case WriteDown() | AdoptObjects():
+                self._tell_lower(notice)
             case RememberClear():
                 self._parts.replicas.remember_clear(notice.filter, wall_ms() - notice.age_ms)
             case ForgetNames():
@@ -173,9 +174,11 @@ class CachenodeHandlers:
             return False
         return any(tier.write_down.evict(replica, "evicted") for tier in self._parts.lower)
 
-    def _write_down(self, notice: WriteDown) -> None:
+    def _tell_lower(self, notice: WriteDown | AdoptObjects) -> None:
         for tier in self._parts.lower:
-            if tier.tier == notice.to:
+            if isinstance(notice, AdoptObjects):
+                tier.adopt(notice.nodes)
+            elif tier.tier == notice.to:
                 tier.write_down.ask(notice.hashes, evict=notice.evict)
 
     def _delete(self, hashes: Sequence[BlockHash]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from daemons.core.ids import BlockHash
+from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_cachenode.copy_down import CopyDown
 from daemons.mc_cachenode.lower_tiers import OpenedTier
 from daemons.mc_cachenode.replicas import ReplicaTable, wall_ms
@@ -44,6 +44,7 @@ class LowerBlocks:
         self.tier = opened.tier
         self.store = opened.store
         self._modes = opened.modes
+        self._adopter = opened.adopter
         self._loop = loop
         self._callbacks = callbacks
         self.write_down = WriteDown(
@@ -92,6 +93,11 @@ class LowerBlocks:
         self.store.delete(told).add_done_callback(
             lambda done: self._loop.call_soon_threadsafe(self._on_deleted, told, done)
         )
+
+    def adopt(self, nodes: Sequence[NodeId]) -> None:
+        """Read what these nodes, which are away, have in this tier; fine where it is a tier of this node alone."""
+        if self._adopter is not None:
+            self._adopter.adopt(nodes)
 
     def on_dropped(self, hashes: Sequence[BlockHash], why: str) -> None:
         """Any thread: the tier gave these up, for space or for being bad."""

@@ -1,9 +1,10 @@
 """The tiers below DRAM that the config names, opened, the fastest first."""
 
 import configparser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from daemons.config.common import size_bytes
 from daemons.config.mc_cachenode import CachenodeConfig, FlushMode, ObjectSection, SsdSection
@@ -32,6 +33,13 @@ class FlushModes:
         return self.by_model.get(model, self.default)
 
 
+class Adopter(Protocol):
+    """A tier that reads what others wrote."""
+
+    def adopt(self, nodes: Iterable[str]) -> None:
+        """For these nodes, which are away, and for no others."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedTier:
     """One of the node's lower tiers. Nothing is written before `store.start`."""
@@ -39,6 +47,8 @@ class OpenedTier:
     tier: Tier
     store: LowerTier
     modes: FlushModes
+    adopter: Adopter | None = None
+    """Of a tier that other machines can read too."""
 
 
 def open_lower(
@@ -54,7 +64,7 @@ def open_lower(
         if config.object.bucket:
             modes = FlushModes(config.object.flush, config.object.flush_models)
             store = _open_object(config.object, node, on_dropped, on_found)
-            opened.append(OpenedTier("object", store, modes))
+            opened.append(OpenedTier("object", store, modes, store))
     except ConfigError:
         for tier in opened:
             tier.store.close()

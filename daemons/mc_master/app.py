@@ -13,6 +13,7 @@ from daemons.config.mc_master import MasterConfig
 from daemons.config.secret import mark_of, read_secret
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_master.adopting import ADOPT_INTERVAL_S
 from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
@@ -84,6 +85,7 @@ class MasterApp:
         self._reported_lookups = (0, 0, 0)
         self.loop.every(config.membership.beat_interval_s, self._tick)
         self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
+        self.loop.every(ADOPT_INTERVAL_S, self._handlers.adopting.run_once)
         self.loop.every(REPLICATE_INTERVAL_S, self._handlers.replicating.run_once)
 
     @property

@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from daemons.core.errors import ProtocolError
+from daemons.mc_master.adopting import Adopting
 from daemons.mc_master.blocks import BlockHandlers
 from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.membership import MembershipHandlers
@@ -66,6 +67,9 @@ class Handlers:
         self._keeper = NameKeeper(state)
         self.membership.on_gone.append(self._keeper.on_gone)
         self.membership.on_joined.append(self._keeper.on_joined)
+        self.adopting = Adopting(state)
+        self.membership.on_gone.append(self.adopting.on_gone)
+        self.membership.on_joined.append(self.adopting.on_joined)
         self.objects = ObjectHandlers(state, self._keeper)
         self.blocks = BlockHandlers(state, self.membership, self._keeper)
         self.blocks.on_sealed = self.replicating.on_sealed

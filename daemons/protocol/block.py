@@ -312,6 +312,12 @@ class WriteDown(Message, frozen=True, kw_only=True):
     evict: bool = False
 
 
+class AdoptObjects(Message, frozen=True, kw_only=True):
+    """Notice from the master to a cache node: read the object tiers of these nodes, which are out, and of no others."""
+
+    nodes: list[NodeId]
+
+
 class BadReplica(Message, frozen=True, kw_only=True):
     """Reader to master, passed on to the node: this replica did not verify; the node checks before it drops it."""
 

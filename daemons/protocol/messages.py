@@ -7,6 +7,7 @@ import msgspec
 
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
+    AdoptObjects,
     BadReplica,
     CacheStat,
     CacheStatReply,
@@ -170,6 +171,7 @@ Notice = (
     | RememberWanted
     | StageAhead
     | WriteDown
+    | AdoptObjects
     | HoldPins
     | AllowedKeys
 )

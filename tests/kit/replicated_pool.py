@@ -15,7 +15,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.client.node_health import NodeHealth, suspicion
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.ids import BlockHash, NodeId, new_epoch
-from daemons.protocol.block import BlockMeta, Match, MatchReply, PutBlock
+from daemons.protocol.block import BlockLocation, BlockMeta, Match, MatchReply, PutBlock, Spares
 from daemons.protocol.node import ListedNode
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import Source, Strided
@@ -190,7 +190,12 @@ class ReplicatedPool:
     def read(self, hashes: list[BlockHash]) -> int:
         """How many of the first of these could be read; every byte of them is compared."""
         reply = self.match(hashes)
-        opened = self.reader.open(reply.locations, spares=reply.spares)
+        return self.read_at(reply.locations, reply.spares)
+
+    def read_at(self, locations: list[BlockLocation], spares: Spares | None = None) -> int:
+        """As `read`, from where they are said to be."""
+        hashes = [each.hash for each in locations]
+        opened = self.reader.open(locations, spares=spares)
         count = opened.num_good
         rows = np.zeros((2 * NUM_LAYERS, max(1, count) * ROW), np.uint8)
         targets = [(rows[2 * layer], rows[2 * layer + 1]) for layer in range(NUM_LAYERS)]

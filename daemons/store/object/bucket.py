@@ -23,5 +23,8 @@ class ObjectBucket(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Fine for those that are not there."""
 
+    def of(self, node: str) -> "ObjectBucket":
+        """Another node's keys, which this one only reads."""
+
     def list(self, prefix: str) -> Iterable[StoredKey]:
         """In the order of their names."""

@@ -20,6 +20,8 @@ class Part:
     used_s: float
     revision: int = 0
     last_revision: int = 0
+    owner: str = ""
+    """The node whose it is, for which this one reads; empty: this one. Nothing of it is changed or counted."""
     num_live: int = 0
     live_bytes: int = 0
 
@@ -57,10 +59,14 @@ class Catalog:
         location = self.index.location(row)
         return Found(self.index.block(row), self.parts[location.bucket], location.offset)
 
+    def has_own(self, block_hash: BlockHash) -> bool:
+        row = self.index.find(block_hash)
+        return row != NO_ROW and not self.parts[self.index.location(row).bucket].owner
+
     def add_part(self, part: Part, entries: Iterable[Entry], *, is_stale: bool = False) -> None:
         """Each of its blocks takes the place of an earlier one of that name. `is_stale`: its manifest names more."""
         self.parts[part.part_id] = part
-        self.num_bytes += part.num_bytes
+        self.num_bytes += 0 if part.owner else part.num_bytes
         if is_stale:
             self.stale.add(part.part_id)
         for block, offset in entries:
@@ -73,12 +79,16 @@ class Catalog:
         """Those that were there; their parts' manifests do not know it yet."""
         return [block_hash for block_hash in hashes if self._drop(block_hash)]
 
+    @property
+    def own(self) -> list[Part]:
+        return [part for part in self.parts.values() if not part.owner]
+
     def remove_part(self, part: Part) -> list[BlockHash]:
         """With what still lives in it."""
         gone = [self.index.hash_of(row) for row in self.index.rows_in_bucket(part.part_id)]
         self.drop(gone)
         del self.parts[part.part_id]
-        self.num_bytes -= part.num_bytes
+        self.num_bytes -= 0 if part.owner else part.num_bytes
         self.stale.discard(part.part_id)
         return gone
 
@@ -101,7 +111,7 @@ class Catalog:
             assert part.live_bytes == sum(entry.block.stored_bytes for entry in live)
             assert all(e.offset + e.block.stored_bytes <= part.num_bytes for e in live)
         assert self.stale <= self.parts.keys()
-        assert self.num_bytes == sum(part.num_bytes for part in self.parts.values())
+        assert self.num_bytes == sum(part.num_bytes for part in self.own)
         assert sum(part.num_live for part in self.parts.values()) == len(self.index)
 
     def _drop(self, block_hash: BlockHash) -> bool:
@@ -111,6 +121,7 @@ class Catalog:
         part = self.parts[self.index.location(row).bucket]
         part.num_live -= 1
         part.live_bytes -= self.index.block(row).stored_bytes
-        self.stale.add(part.part_id)
+        if not part.owner:
+            self.stale.add(part.part_id)
         self.index.remove(row)
         return True

@@ -33,7 +33,7 @@ class Compactor:
         """One new part. False when nothing is worth it. Raises Unavailable."""
         shared = self._shared
         with shared.lock:
-            parts = list(shared.catalog.parts.values())
+            parts = shared.catalog.own
         group = choose_compaction(parts, shared.settings.part_bytes)
         if not group:
             return False

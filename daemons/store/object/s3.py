@@ -7,7 +7,7 @@ import importlib
 import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final
 
@@ -31,8 +31,8 @@ _REFUSED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Place:
-    """Where the objects are. `credentials` (key id, secret, session token); None for what boto3 finds itself:
-    AWS_ACCESS_KEY_ID and its like, ~/.aws, the machine's role.
+    """Where a node's objects are; `prefix` ends with its name. `credentials` (key id, secret, session token); None for
+    what boto3 finds itself: AWS_ACCESS_KEY_ID and its like, ~/.aws, the machine's role.
     """
 
     bucket: str
@@ -138,6 +138,10 @@ class _S3Bucket:
             Bucket=self._place.bucket, Prefix=self._prefix + prefix
         )
         return self._listed(prefix, pages)
+
+    def of(self, node: str) -> ObjectBucket:
+        beside = f"{self._place.prefix.rpartition('/')[0]}/{node}"
+        return _S3Bucket(self._client, replace(self._place, prefix=beside), self._errors)
 
     def _listed(self, prefix: str, pages: Iterable[Any]) -> Iterator[StoredKey]:
         try:

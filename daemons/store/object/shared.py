@@ -44,10 +44,19 @@ class Shared:
     early_deletes: set[BlockHash] = field(default_factory=set)
     """Asked for before it was open."""
 
+    to_adopt: set[str] = field(default_factory=set)
+    """Nodes that are away, whose objects this one is to read."""
+    adopted: set[str] = field(default_factory=set)
+    """Those whose it reads."""
+
     @property
     def is_unsettled(self) -> bool:
         """With the lock held: a start would find what was deleted."""
         return not self.is_open or bool(self.queue.deletes or self.garbage or self.catalog.stale)
+
+    def bucket_of(self, part: Part) -> ObjectBucket:
+        """Without the lock."""
+        return self.bucket.of(part.owner) if part.owner else self.bucket
 
     def discard(self, part: Part) -> None:
         """With the lock held: its objects are to go."""

@@ -8,7 +8,7 @@ reclaims; reads run beside it. A store that is slow or down costs bounded waits,
 import logging
 import secrets
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future
 
 from daemons.core.clock import Clock, monotonic
@@ -57,7 +57,6 @@ class ObjectTier:
         random_bits: RandomBits = secrets.randbits,
     ) -> None:
         self.settings = settings
-        self._bucket = bucket
         self._clock = clock
         self._on_dropped = on_dropped
         rest_s = settings.rest_s, settings.max_rest_s
@@ -116,6 +115,20 @@ class ObjectTier:
                 self._queue.deletes.append(done)
                 self._lock.notify_all()
         return done
+
+    def adopt(self, nodes: Iterable[str]) -> None:
+        """Read for these nodes, which are away, and for no others. Their objects stay as they are."""
+        shared = self._shared
+        with self._lock:
+            wanted = set(nodes)
+            shared.to_adopt = wanted - shared.adopted
+            left = shared.adopted - wanted
+            parts = [part for part in self._catalog.parts.values() if part.owner in left]
+            gone = [each for part in parts for each in self._catalog.remove_part(part)]
+            shared.adopted -= left
+            self._lock.notify_all()
+        if gone:
+            self._on_dropped(gone, "evicted")
 
     # Reading.
 
@@ -272,7 +285,7 @@ class ObjectTier:
         shared, now_s = self._shared, self._clock()
         if not shared.is_open:
             return None if shared.is_closed else now_s
-        if shared.is_unsettled:
+        if shared.is_unsettled or (shared.to_adopt and not shared.is_closed):
             return now_s
         oldest_s = self._queue.oldest_s
         if oldest_s is None:
@@ -308,9 +321,8 @@ class ObjectTier:
 
     def _fetch(self, found: Found) -> memoryview:
         try:
-            stored = self._bucket.get(
-                data_key(found.part.name), found.offset, found.block.stored_bytes
-            )
+            bucket = self._shared.bucket_of(found.part)
+            stored = bucket.get(data_key(found.part.name), found.offset, found.block.stored_bytes)
         except Unavailable as error:
             with self._lock:
                 self.counters.read_errors += 1

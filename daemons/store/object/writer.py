@@ -7,6 +7,7 @@ each block once, twice, or, if nobody was told that it is there, not at all.
 import logging
 
 from daemons.core.errors import ConfigError, McError, Unavailable
+from daemons.core.ids import BlockHash
 from daemons.store.object.catalog import Part
 from daemons.store.object.choosing import choose_victim
 from daemons.store.object.compacting import Compactor
@@ -48,7 +49,7 @@ class PartWriter:
                 self._open()
                 return True
             did = self._sweeper.settle()
-            did = self._write_next() or did
+            did = self._write_next() or self._adopt() or did
             if did:
                 self.is_compact = False
             elif not self.is_compact and not shared.is_closed:
@@ -86,6 +87,30 @@ class PartWriter:
             opened.num_damaged,
         )
         self._on_found(hashes)
+
+    def _adopt(self) -> bool:
+        """What a node that is away has there, but for what is here too."""
+        shared = self._shared
+        with shared.lock:
+            owner = next(iter(shared.to_adopt), None)
+        if owner is None:
+            return False
+        opened = open_parts(shared.bucket.of(owner), shared.clock(), lambda: shared.is_closed)
+        found: list[BlockHash] = []
+        with shared.lock:
+            if owner not in shared.to_adopt:  # it came back meanwhile
+                return True
+            shared.to_adopt.discard(owner)
+            shared.adopted.add(owner)
+            for part, entries in opened.parts:
+                self._part_id += 1
+                part.part_id, part.owner = self._part_id, owner
+                new = [each for each in entries if not shared.catalog.has_own(each.block.meta.hash)]
+                shared.catalog.add_part(part, new)
+                found.extend(entry.block.meta.hash for entry in new)
+        log.info("object tier reads for owner=%s blocks=%d", owner, len(found))
+        self._on_found(found)
+        return True
 
     # Puts.
 
@@ -159,7 +184,7 @@ class PartWriter:
                 used_bytes = shared.catalog.num_bytes + sum(shared.garbage.values())
                 if used_bytes + num_bytes <= shared.settings.capacity_bytes:
                     return
-                victim = choose_victim(list(shared.catalog.parts.values()))
+                victim = choose_victim(shared.catalog.own)
                 gone = [] if victim is None else self._sweeper.remove(victim)
                 shared.counters.evicted_blocks += len(gone)
             self._on_dropped(gone, "evicted")

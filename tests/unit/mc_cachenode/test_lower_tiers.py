@@ -30,7 +30,9 @@ def test_a_section_that_cannot_be_used_says_what_to_change(
         open_with(**keys)
 
 
-@pytest.mark.parametrize("text", ["this is not an ini file", "[other]\nx = 1\n#########", "\xff" * 20])
+@pytest.mark.parametrize(
+    "text", ["this is not an ini file", "[other]\nx = 1\n#########", "\xff" * 20]
+)
 def test_a_credentials_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "credentials"
     file.write_bytes(text.encode("latin-1"))

@@ -19,6 +19,11 @@ class MemoryBucket:
     is_down: bool = False
     num_puts: int = 0
 
+    others: dict[str, "MemoryBucket"] = field(default_factory=dict)
+
+    def of(self, node: str) -> "MemoryBucket":
+        return self.others[node]
+
     def put(self, key: str, body: memoryview) -> None:
         fault = self._begin()
         assert key not in self.objects, "no key is written twice"

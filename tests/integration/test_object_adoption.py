@@ -1,0 +1,56 @@
+"""Two nodes with one object store: what the one wrote is read by the other while it is away."""
+
+from collections.abc import Iterator
+
+import pytest
+from kit.object_server import ObjectServer
+from kit.pool import short_directory
+from kit.replicated_pool import ReplicatedPool, wait_until
+
+from daemons.client.staging import staged
+from daemons.core.ids import BlockHash
+
+NUM_BLOCKS = 6
+
+
+@pytest.fixture
+def pool(object_server: ObjectServer) -> Iterator[ReplicatedPool]:
+    object_server.make_bucket("adopted")
+    with short_directory() as directory:
+        pool = ReplicatedPool(directory, 0)
+        pool.node_settings += (
+            *object_server.settings("adopted"),
+            "object.flush=write-through",
+            "segment.keep=false",
+        )
+        try:
+            for name in ("n0", "n1"):
+                pool.add_node(name)
+            for node in pool.nodes.values():
+                node.find(r"(joined) master")
+                node.find(r"(object tier opened)")
+            yield pool
+        finally:
+            pool.close()
+
+
+def test_another_node_reads_the_objects_of_one_that_is_out_until_it_is_back(
+    pool: ReplicatedPool,
+) -> None:
+    hashes = pool.put("n0", range(16 * NUM_BLOCKS))
+    wait_until(lambda: places(pool, hashes) == {("n0", "dram"), ("n0", "object")}, 20, "written")
+    pool.nodes["n0"].kill()
+    wait_until(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
+    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+        assert pool.read_at(here) == NUM_BLOCKS
+    pool.nodes["n0"].start()
+    wait_until(lambda: ("n0", "object") in places(pool, hashes), 30, "back")
+    wait_until(lambda: ("n1", "object") not in places(pool, hashes), 10, "given back")
+    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+        assert pool.read_at(here) == NUM_BLOCKS
+
+
+def places(pool: ReplicatedPool, hashes: list[BlockHash]) -> set[tuple[str, str]]:
+    """Of those that all of them have, node and tier."""
+    found = [{(at.node, at.tier) for at in each} for each in pool.client.locate(hashes)]
+    return set.intersection(*found)
