@@ -4,9 +4,10 @@ A place from the cache that fails is looked up once more before anything counts 
 just named, and that does not verify, is reported to it.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ _FAILOVER_S: Final = 0.15
 _FAILOVER_BYTES_PER_S: Final = 100 * MIB
 """A replica that is slower is given up where there is another one."""
 
+_WINDOW_CHUNKS: Final = 256
 _ATTEMPTS: Final = 3
 _REPORTED_S: Final = 0.01
 """In which the master hears what a node has sealed."""
@@ -60,6 +62,7 @@ class ObjectFetch:
         self._pool = pool
         self._health = NodeHealth(on_suspect=lookup.report_suspect)
         self._num_workers = num_workers
+        self._thread = threading.local()
 
     def values(
         self,
@@ -230,11 +233,7 @@ class ObjectFetch:
         footer, (start, end) = read[0], wanted
         checksums = parse_manifest(read[1].tobytes(), footer)
         size = footer.chunk_bytes
-        indexes = range(start // size, -(-end // size))
-        left_s = max(0.05, deadline_s - time.monotonic())
-        places = self._lookup.find_chunks(found, footer, indexes, left_s)
-        if len(places) < len(indexes):
-            raise BadSeal(f"{len(indexes) - len(places)} of {len(indexes)} chunks are gone")
+        places: dict[int, list[Place]] = {}
 
         def fetch(index: int) -> None:
             good = [p for p in places[index] if p.location.seal_checksum == checksums[index]]
@@ -251,7 +250,15 @@ class ObjectFetch:
 
             self._failing_over(good, deadline_s, last - first, once)
 
-        self._run(indexes, fetch, end - start)
+        first_chunk, behind = start // size, -(-end // size)
+        for begin in range(first_chunk, behind, _WINDOW_CHUNKS):
+            # Located, and so leased, only shortly before they are read: a large value takes longer than a lease.
+            window = range(begin, min(begin + _WINDOW_CHUNKS, behind))
+            left_s = max(0.05, deadline_s - time.monotonic())
+            places = self._lookup.find_chunks(found, footer, window, left_s)
+            if len(places) < len(window):
+                raise BadSeal(f"{len(window) - len(places)} of {len(window)} chunks are gone")
+            self._run(window, fetch, len(window) * size)
 
     def _failing_over(
         self,
@@ -296,16 +303,22 @@ class ObjectFetch:
 
     def _run(self, indexes: Sequence[int], work: Callable[[int], None], num_bytes: int) -> None:
         """All of them; on several threads when there is much to move. Raises the first error."""
-        if self._pool is None or num_bytes < _PARALLEL_BYTES or len(indexes) < 2:
+        is_small = num_bytes < _PARALLEL_BYTES or len(indexes) < 2
+        # A share of a batch that waited for shares of its own would hold the thread that they need.
+        if self._pool is None or is_small or getattr(self._thread, "is_share", False):
             for index in indexes:
                 work(index)
             return
 
         def share(number: int) -> None:
+            self._thread.is_share = True
             for index in indexes[number :: self._num_workers]:
                 work(index)
 
-        for done in [self._pool.submit(share, number) for number in range(self._num_workers)]:
+        # All have ended before the first error is raised: nothing is written to the caller's memory after that.
+        shares = [self._pool.submit(share, number) for number in range(self._num_workers)]
+        wait(shares)
+        for done in shares:
             done.result()
 
 

@@ -58,6 +58,15 @@ def test_values_of_all_sizes_come_back_whole_and_in_parts(pool: ObjectPool, stor
         }
 
 
+def test_large_values_are_read_together_by_few_threads(pool: ObjectPool, store: Store) -> None:
+    values = {f"v{n}": random.Random(n).randbytes(6_000_000) for n in range(4)}
+    store.put_many(list(values.items()))
+    with Store(pool.endpoint, namespace=store.namespace, num_threads=2) as reader:
+        wait_for(lambda: set(reader.exists_many(list(values))) == {"present"})
+        assert reader.get_many(list(values), timeout_s=10.0) == list(values.values())
+    store.delete_many(list(values))
+
+
 def test_empty_value_miss_and_error_are_three_things(store: Store) -> None:
     store.put("empty", b"")
     assert store.get("empty") == b""
