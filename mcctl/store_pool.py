@@ -53,6 +53,11 @@ class StorePool:
             ]
             self._commands.append(("daemons.mc_cachenode", settings))
 
+    @property
+    def master_pid(self) -> int:
+        """Of the master, once entered."""
+        return self._processes[0].pid
+
     def __enter__(self) -> Self:
         try:
             for module, settings in self._commands:

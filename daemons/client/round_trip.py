@@ -1,5 +1,5 @@
 """The limit of every request: one bare ZeroMQ round trip to another process on this host."""
 
-from daemons.rpc.echo import bare_round_trips
+from daemons.rpc.echo import RoundTrips, bare_round_trips
 
-__all__ = ["bare_round_trips"]
+__all__ = ["RoundTrips", "bare_round_trips"]

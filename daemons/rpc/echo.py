@@ -7,8 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import zmq
@@ -19,9 +20,26 @@ _MESSAGE: Final = bytes(64)
 _TIMEOUT_MS: Final = 5000
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTrips:
+    """Each call makes one and gives its seconds; raises Unavailable. `pid` is of the process at the other end."""
+
+    pid: int
+    socket: "zmq.Socket[bytes]"
+
+    def __call__(self, message: bytes = _MESSAGE) -> float:
+        started_s = time.perf_counter()
+        self.socket.send(message)
+        try:
+            self.socket.recv()
+        except zmq.Again:
+            raise Unavailable("the echo process does not answer") from None
+        return time.perf_counter() - started_s
+
+
 @contextmanager
-def bare_round_trips() -> Iterator[Callable[[], float]]:
-    """Each call makes one and gives its seconds. Raises Unavailable."""
+def bare_round_trips() -> Iterator[RoundTrips]:
+    """Raises Unavailable."""
     with tempfile.TemporaryDirectory(prefix="mce-") as directory:
         endpoint = f"tcp://127.0.0.1:{_free_port()}"
         process = subprocess.Popen(
@@ -32,19 +50,10 @@ def bare_round_trips() -> Iterator[Callable[[], float]]:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)
         socket.connect(endpoint)
-
-        def once() -> float:
-            started_s = time.perf_counter()
-            socket.send(_MESSAGE)
-            try:
-                socket.recv()
-            except zmq.Again:
-                raise Unavailable("the echo process does not answer") from None
-            return time.perf_counter() - started_s
-
+        round_trip = RoundTrips(process.pid, socket)
         try:
-            once()
-            yield once
+            round_trip()
+            yield round_trip
         finally:
             context.destroy(linger=0)
             process.kill()
@@ -53,8 +62,9 @@ def bare_round_trips() -> Iterator[Callable[[], float]]:
 
 def _free_port() -> int:
     context = zmq.Context()
-    port = context.socket(zmq.ROUTER).bind_to_random_port("tcp://127.0.0.1")
-    context.destroy(linger=0)
+    with context.socket(zmq.ROUTER) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+    context.term()
     return int(port)
 
 

@@ -13,7 +13,15 @@ from daemons.protocol.node import ModelDescription
 from daemons.simulation.disaggregated import POLICY_NAMES
 from daemons.simulation.hardware import DEFAULT, find_profile
 from daemons.transfer.transports.rdma import why_unavailable
-from mcctl import conductor_bench, model_store, render, ssd_bench, store_bench, transfer_bench
+from mcctl import (
+    conductor_bench,
+    master_bench,
+    model_store,
+    render,
+    ssd_bench,
+    store_bench,
+    transfer_bench,
+)
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, check_size, new_app
@@ -174,6 +182,32 @@ def conductor(
     with render.progress("building a cluster") as progress:
         result = conductor_bench.run(plan, find_profile(DEFAULT), progress)
     render.emit(settings_of(context).output, result, _CONDUCTOR_COLUMNS, result.rows)
+
+
+@app.command()
+@prints(master_bench.MasterResult)
+def master(
+    context: typer.Context,
+    blocks: Annotated[
+        int, typer.Option(min=10_000, max=10_000_000, help="Blocks on the node that is measured.")
+    ] = 1_000_000,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, help="How often all of them are replaced.")
+    ] = 5,
+) -> None:
+    """What the master takes for a block: reports, look-ups, eviction, memory, and look-ups while a node dies.
+
+    Starts a master for it, and plays cache nodes over the wire. Rates are per second of the master's CPU time.
+
+    \b
+    Example: mcctl bench master
+    Example: mcctl bench master --blocks 100000 --rounds 2 --output json
+    """
+    output = settings_of(context).output
+    with render.progress("starting a master") as progress, StorePool(0, "64MiB") as pool:
+        plan = master_bench.MasterPlan(blocks, rounds)
+        result = master_bench.run(pool.master, pool.master_pid, plan, progress)
+    render.emit(output, result, master_bench.COLUMNS, result.rows)
 
 
 @app.command()
