@@ -9,7 +9,7 @@ import msgspec
 
 from daemons.config.segment_cut import SLOT_ALIGN, least_segment_bytes
 from daemons.core.errors import ConfigError, Exhausted
-from daemons.core.units import format_size, parse_size
+from daemons.core.units import MIB, format_size, parse_size
 from daemons.protocol.base import MALFORMED
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import SEGMENTS
@@ -53,7 +53,7 @@ def _check_block_fits(options: ClusterOptions) -> None:
     if parse_size(options.segment) < least:
         raise ConfigError(
             f"--segment {options.segment} holds no block of {options.model.name}: one takes {format_size(block)}; "
-            f"give at least {format_size(least)}"
+            f"give at least {-(-least // MIB)}MiB"
         )
 
 
