@@ -112,7 +112,8 @@ class ObjectPool:
     def _run(self, name: str, module: str, *settings: str) -> None:
         arguments = [argument for setting in settings for argument in ("--set", setting)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        guard = [sys.executable, "-m", "mcctl.die_with_parent", str(os.getpid())]
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], stderr=log, env=environment
+                [*guard, sys.executable, "-m", module, *arguments], stderr=log, env=environment
             )

@@ -234,7 +234,10 @@ def test_a_client_that_dies_in_mid_put_leaves_nothing(pool: ObjectPool) -> None:
 
     with Store(pool.endpoint, namespace="dying") as store:
         used_before = used_bytes()
-        process = subprocess.Popen([sys.executable, "-c", _PUT_AND_DIE, pool.endpoint, "0.2"])
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PUT_AND_DIE, pool.endpoint, "0.2"],
+            env={**os.environ, "TMPDIR": str(pool.directory)},
+        )
         assert process.wait(20) == -signal.SIGKILL
         time.sleep(0.1)
         value = store.get("half")
