@@ -1,7 +1,9 @@
 """A real master and several real cache nodes, each its own domain, and a client that puts and reads blocks."""
 
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -210,8 +212,7 @@ class ReplicatedPool:
         self.client.close()
         for daemon in (*self.nodes.values(), self.master):
             daemon.stop()
-        for each in (self._directory / "shm").glob("*/*"):
-            each.unlink()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _tell(self, message: object) -> None:
         with SyncClient(self.endpoint, 2.0) as client:
@@ -219,8 +220,6 @@ class ReplicatedPool:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
