@@ -5,6 +5,7 @@ miss at most: the block is freed all the same when its space is wanted.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _MAX_WAITING: Final = 65_536
 _RETRY_S: Final = 0.05
+_SEALED_DELAY_S: Final = 0.03
+_SEALED_AT_ONCE: Final = 16
 _GRACE_S: Final = 0.1
 """A block that is in the tier stays in DRAM for so long, for those who were told just before that it is there."""
 
@@ -54,16 +57,30 @@ class WriteDown:
         self._waiting: dict[BlockHash, bool] = {}
         """Asked for by an operator, with whether to free it in DRAM then; written as the tier takes them."""
         self._is_pumping = False
+        self._sealed: deque[Replica] = deque()
+        """To be written through."""
         self.copy_down: CopyDown | None = None
         """From the tier between DRAM and this one, where there is one."""
 
     @property
     def num_pending(self) -> int:
-        return len(self._writing) + len(self._waiting)
+        return len(self._writing) + len(self._waiting) + len(self._sealed)
 
     def on_sealed(self, replica: Replica) -> None:
+        """It is written a little later: whoever put it has its answer first, as have those that come right behind."""
         if self._modes.of(replica.meta.model) == "write-through":
-            self._write(replica)  # a refused one is written when it is evicted
+            self._sealed.append(replica)
+            if len(self._sealed) == 1:
+                self._loop.call_later(_SEALED_DELAY_S, self._write_sealed)
+
+    def _write_sealed(self) -> None:
+        """Some, then whatever else waits for the loop."""
+        for _ in range(min(len(self._sealed), _SEALED_AT_ONCE)):
+            replica = self._sealed.popleft()
+            if replica.state == "sealed":
+                self._write(replica)  # a refused one is written when it is evicted
+        if self._sealed:
+            self._loop.call_later(0.0, self._write_sealed)
 
     def evict(self, replica: Replica, why: str) -> bool:
         """True: it is written first and `free` comes then. False: nothing holds it, free it now."""
