@@ -109,7 +109,8 @@ class CachenodeApp:
             StagingParts(
                 loop=self.loop,
                 replicas=self._replicas,
-                lower=[tier.store for tier in opened],
+                lower=[tier.store for tier in self._lower.values()],
+                rates=[tier.rate for tier in self._lower.values()],
                 promotion=Promotion(config.ssd.promote_uses),
                 limit_bytes=min(
                     size_bytes(config.ssd.stage, "ssd.stage"),

@@ -16,6 +16,7 @@ from daemons.mc_cachenode.write_down import WriteDown, WriteDownCallbacks
 from daemons.protocol.block import DeadName, SealedBlock, Tombstone
 from daemons.rpc import Loop
 from daemons.store.lower_tier import LowerTier
+from daemons.store.read_rate import ReadRate
 from daemons.store.ssd import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class LowerBlocks:
     ) -> None:
         self.tier = opened.tier
         self.store = opened.store
+        self.rate = ReadRate()
         self._modes = opened.modes
         self._adopter = opened.adopter
         self._loop = loop
@@ -71,6 +73,9 @@ class LowerBlocks:
 
     def usage(self) -> tuple[int, int]:
         return self.store.used_bytes, self.store.capacity_bytes
+
+    def read_bytes_per_s(self) -> int:
+        return self.rate.bytes_per_s
 
     def flush(self) -> None:
         """A block is told only once it is there to stay."""

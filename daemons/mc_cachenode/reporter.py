@@ -57,6 +57,9 @@ class ReportedTier(Protocol):
     def usage(self) -> tuple[int, int]:
         """(bytes used, bytes there are)."""
 
+    def read_bytes_per_s(self) -> int:
+        """As measured; 0 where that is not known."""
+
     def flush(self) -> None:
         """Called before anyone is told."""
 
@@ -239,6 +242,7 @@ class Reporter:
             refused_puts=refused,
             cleared=cleared,
             tier=tier,
+            read_bytes_per_s=source.read_bytes_per_s(),
             pins=pins,
             dead=dead,
             is_announcing=any(p.announcing or p.is_unknown for p in self._pending.values()),

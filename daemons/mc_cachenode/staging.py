@@ -17,6 +17,7 @@ from daemons.protocol.block import BlockLocation, Stage, StageReply
 from daemons.rpc import Call, Loop, Timer
 from daemons.store.lower_tier import LowerTier
 from daemons.store.promotion import Promotion
+from daemons.store.read_rate import ReadRate
 from daemons.store.ssd import BlockRecord
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class _Staged:
     waiting: list["_Request"] = field(default_factory=list)
     is_filled: bool = False
     is_dropped: bool = False
-    others: list[LowerTier] = field(default_factory=list)
+    others: list[tuple[LowerTier, ReadRate]] = field(default_factory=list)
     """Slower tiers, for when this one fails."""
 
 
@@ -67,6 +68,8 @@ class StagingParts:
     loop: Loop
     replicas: ReplicaTable
     lower: Sequence[LowerTier]
+    rates: Sequence[ReadRate]
+    """One for each of them."""
     promotion: Promotion
     limit_bytes: int
     """Beyond it only what DRAM has room for anyway."""
@@ -231,19 +234,20 @@ class Staging:
             if record is None:
                 continue
             try:
-                staged = self._begin(tier, record)
+                staged = self._begin(tier, self._parts.rates[at], record)
             except _NoSlot:
                 raise
             except McError as error:
                 refused = refused or error
             else:
-                staged.others.extend(self._parts.lower[at + 1 :])
+                below = zip(self._parts.lower, self._parts.rates, strict=True)
+                staged.others.extend(list(below)[at + 1 :])
                 return staged
         if refused is not None:
             raise refused
         return None
 
-    def _begin(self, tier: LowerTier, record: BlockRecord) -> _Staged:
+    def _begin(self, tier: LowerTier, rate: ReadRate, record: BlockRecord) -> _Staged:
         parts = self._parts
         block_hash = record.meta.hash
         is_beyond = self.used_bytes + record.stored_bytes > parts.limit_bytes
@@ -259,7 +263,7 @@ class Staging:
             raise _NoSlot(error.message, retry_after_ms=50) from None
         staged = _Staged(replica, record)
         try:
-            self._read(staged, tier)
+            self._read(staged, tier, rate)
         except McError:
             parts.replicas.abandon(replica)
             raise
@@ -269,21 +273,23 @@ class Staging:
         parts.promotion.use(block_hash)
         return staged
 
-    def _read(self, staged: _Staged, tier: LowerTier) -> None:
+    def _read(self, staged: _Staged, tier: LowerTier, rate: ReadRate) -> None:
         """Raises Exhausted, Unavailable."""
         parts = self._parts
         slot = parts.replicas.stored(staged.replica)
-        tier.submit_read(staged.record.meta.hash, slot, reader="stage").add_done_callback(
-            lambda future: parts.loop.call_soon_threadsafe(self._on_read, staged, future)
+        reading = tier.submit_read(staged.record.meta.hash, slot, reader="stage")
+        rate.begin(parts.loop.clock())
+        reading.add_done_callback(
+            lambda future: parts.loop.call_soon_threadsafe(self._on_read, staged, rate, future)
         )
 
     def _read_elsewhere(self, staged: _Staged) -> bool:
         """The same bytes from a slower tier."""
         while staged.others and not staged.is_dropped:
-            tier = staged.others.pop(0)
+            tier, rate = staged.others.pop(0)
             if tier.get(staged.record.meta.hash) == staged.record:
                 try:
-                    self._read(staged, tier)
+                    self._read(staged, tier, rate)
                 except McError as error:
                     log.debug("not read either why=%s", error.message)
                 else:
@@ -295,8 +301,9 @@ class Staging:
         used_bytes, capacity_bytes = self._parts.replicas.usage()
         return used_bytes < _ROOMY * capacity_bytes
 
-    def _on_read(self, staged: _Staged, done: "Future[None]") -> None:
+    def _on_read(self, staged: _Staged, rate: ReadRate, done: "Future[None]") -> None:
         error = done.exception()
+        rate.end(0 if error else staged.record.stored_bytes, self._parts.loop.clock())
         if error is not None and self._read_elsewhere(staged):
             return
         staged.is_filled = error is None

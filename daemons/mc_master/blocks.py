@@ -162,6 +162,7 @@ class BlockHandlers:
                 num_blocks=self._state.directory.num_blocks_on(report.node, report.tier),
                 used_bytes=report.used_bytes,
                 capacity_bytes=report.capacity_bytes,
+                read_bytes_per_s=report.read_bytes_per_s,
             )
             return ReportReply(unwanted=unwanted)
         member.used_bytes = report.used_bytes

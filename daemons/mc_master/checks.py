@@ -42,6 +42,8 @@ def check_report(report: Report) -> None:
         )
     if not 0 <= report.sequence <= MAX_SEQUENCE:
         raise ProtocolError(f"node {report.node} sent report number {report.sequence}")
+    if not 0 <= report.read_bytes_per_s <= MAX_NODE_BYTES:
+        raise ProtocolError(f"node {report.node} reads {report.read_bytes_per_s} bytes a second")
     if not 0 <= report.refused_puts <= MAX_SEQUENCE:
         raise ProtocolError(f"node {report.node} refused {report.refused_puts} puts")
 

@@ -13,7 +13,7 @@ from daemons.core.errors import McError, Unavailable, family_of
 from daemons.core.ids import NodeId
 from daemons.mc_master.checks import MAX_TOKENS, check_schedule
 from daemons.mc_master.membership import MembershipHandlers
-from daemons.mc_master.staging import stage_ahead
+from daemons.mc_master.staging import slow_part, stage_ahead
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.block import BlockLocation, Spares
@@ -103,6 +103,7 @@ class RequestHandlers:
         context = model.max_context_tokens if model is not None else MAX_TOKENS
         local = state.directory.leading_by_host(rows, now_s=now_s) if rows else {}
         expected = state.conductor.expected(message.hashes, len(rows), now_s=now_s)
+        slow = slow_part(state, rows, now_s)
         return PlacementRequest(
             request_id=message.request_id,
             model=message.model,
@@ -116,6 +117,8 @@ class RequestHandlers:
             namespace=message.namespace,
             tenant=message.tenant,
             priority=message.priority,
+            fast_tokens=slow.num_fast * block_tokens,
+            staging_s=slow.staging_s,
         )
 
     def _plan(

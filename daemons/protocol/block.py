@@ -209,6 +209,8 @@ class Report(Message, frozen=True, kw_only=True):
     cleared: list[Tombstone] = msgspec.field(default_factory=list)
     """With the first report of an announcement: the clears this node remembers, for a master that is new."""
     tier: Tier = "dram"
+    read_bytes_per_s: int = 0
+    """Of the tier, as measured of late; 0: not known."""
     pins: list[Pin] = msgspec.field(default_factory=list)
     """With the first report of an announcement: what a master before this one had pinned here, as it was asked."""
     dead: list[DeadName] = msgspec.field(default_factory=list)
@@ -382,6 +384,8 @@ class TierUsage(Record, frozen=True, kw_only=True):
     num_blocks: int
     used_bytes: int
     capacity_bytes: int
+    read_bytes_per_s: int = 0
+    """Of one node's, as it measured; 0: not yet."""
 
 
 class CacheStat(Message, frozen=True):

@@ -97,6 +97,11 @@ class Directory:
             number for tier in TIERS if (number := self.slot_by_place.get((node, tier))) is not None
         ]
 
+    @property
+    def has_lower(self) -> bool:
+        """Whether any node has a tier below DRAM."""
+        return any(tier != "dram" for _, tier in self.slot_by_place)
+
     def has_tier(self, node: NodeId, tier: Tier) -> bool:
         return (node, tier) in self.slot_by_place
 

@@ -15,6 +15,7 @@ from daemons.protocol.block import BlockLocation, BlockMeta, Stage, StageReply
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.rpc import Loop
 from daemons.store.promotion import Promotion
+from daemons.store.read_rate import ReadRate
 from daemons.store.segment import Segment
 from daemons.store.ssd import BlockRecord
 
@@ -79,6 +80,7 @@ class Bench:
         self.loop = Loop(self.clock)
         self.replicas = ReplicaTable(Segment.create(1 << 20))
         self.tier = MemoryTier()
+        self.rate = ReadRate()
         self.promoted: list[BlockHash] = []
         self.num_stages = 0
         self.staging = Staging(
@@ -86,6 +88,7 @@ class Bench:
                 loop=self.loop,
                 replicas=self.replicas,
                 lower=[self.tier],  # type: ignore[list-item]  # what staging uses of it
+                rates=[self.rate],
                 promotion=Promotion(min_uses),
                 limit_bytes=max_slots * SLOT,
                 keep=lambda _: None,
@@ -264,3 +267,11 @@ def test_what_was_staged_ahead_is_handed_to_the_first_reader(bench: Bench) -> No
     assert asker.found == [True]
     bench.staging.unstage(held)
     assert bench.staging.num_staged == 0
+
+
+def test_how_fast_the_tier_is_read_is_measured_while_it_is(bench: Bench) -> None:
+    bench.stage([A, B])
+    bench.clock.advance(0.5)
+    bench.finish()
+    bench.clock.advance(100.0)
+    assert bench.rate.bytes_per_s == 2 * bench.tier.records[A].stored_bytes / 0.5
