@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from daemons.core.errors import ConfigError
 from daemons.core.units import GIB, KIB, MIB, format_size
 
-MIN_PARTS = 4
+MIN_PARTS = 8
 MIN_PART_BYTES = 64 * KIB
 MAX_PART_BYTES = 2 * GIB
 MAX_PART_BLOCKS = 8192
@@ -20,8 +20,10 @@ class ObjectSettings:
     part_bytes: int = 32 * MIB
     commit_delay_s: float = 0.5
     """A put waits at most so long for others to fill the part."""
-    max_queued_parts: int = 4
+    max_queued_parts: int = 6
     """Beyond it a put is refused: a slow store must not hold the DRAM of everything that waits for it."""
+    uploads: int = 4
+    """Parts that are written at a time, when so many are full."""
     read_workers: int = 8
     max_queued_reads: int = 1024
     rest_s: float = 1.0

@@ -258,6 +258,7 @@ class ObjectTier:
             self._thread.join(self.settings.close_s)
         self._shared.gate.shut()
         self._workers.close(timeout_s=0.0)
+        self._writer.close()
         self._fail_waiting()
 
     def check_invariants(self) -> None:

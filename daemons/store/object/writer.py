@@ -5,18 +5,20 @@ each block once, twice, or, if nobody was told that it is there, not at all.
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 
 from daemons.core.errors import ConfigError, McError, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.store.object.catalog import Part
 from daemons.store.object.choosing import choose_victim
 from daemons.store.object.compacting import Compactor
-from daemons.store.object.manifest import Entry, data_key, encode_manifest, part_name
+from daemons.store.object.manifest import Entry, part_name
 from daemons.store.object.opening import open_parts
 from daemons.store.object.packing import pack_sources
 from daemons.store.object.queue import Pending
 from daemons.store.object.shared import GONE, OnDropped, OnFound, Shared, end_failed, finish
 from daemons.store.object.sweeping import Sweeper
+from daemons.store.object.uploading import Upload, Uploader
 from daemons.store.ssd.buckets import RandomBits
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class PartWriter:
         self._on_found = on_found
         self._random_bits = random_bits
         self._sweeper = Sweeper(shared)
+        self._uploader = Uploader(shared)
         self._compactor = Compactor(shared, self._sweeper, self._upload, on_dropped)
         self._number = 0
         self._part_id = 0
@@ -115,28 +118,38 @@ class PartWriter:
     # Puts.
 
     def _write_next(self) -> bool:
-        shared = self._shared
-        with shared.lock:
-            if not self._is_due():
-                return False
-            batch = shared.queue.take(shared.settings.part_bytes)
-        puts = [put for put in batch if not put.is_cancelled]
+        """As many parts side by side as are full, or one."""
+        batches = self._take()
+        uploads: list[Upload] = []
         try:
-            if puts:
-                self._write_puts(puts)
+            for batch in batches:
+                uploads.extend(self._pack(batch))
+            if uploads:
+                self._make_room(sum(len(upload.body) for upload in uploads))
+                self._uploader.run(uploads)
         except Unavailable as error:
-            with shared.lock:
-                shared.queue.end(batch)
-            for put in batch:
-                end_failed(put, error)
+            self._end(batches, {put: error for batch in batches for put in batch})
             raise
-        with shared.lock:
-            shared.queue.end(batch)
-        for put in batch:
-            finish(put.done, not put.is_cancelled)
-        return True
+        failed: dict[Pending, McError] = {}
+        for upload in uploads:
+            if upload.error is None:
+                self._add(upload)
+            else:
+                failed.update(dict.fromkeys(upload.puts, upload.error))
+        self._end(batches, failed)
+        if failed:
+            raise Unavailable(next(iter(failed.values())).message)
+        return bool(batches)
 
-    def _is_due(self) -> bool:
+    def _take(self) -> list[list[Pending]]:
+        shared, settings = self._shared, self._shared.settings
+        batches: list[list[Pending]] = []
+        with shared.lock:
+            while len(batches) < settings.uploads and self._is_due(is_first=not batches):
+                batches.append(shared.queue.take(settings.part_bytes))
+        return batches
+
+    def _is_due(self, *, is_first: bool) -> bool:
         """With the lock held."""
         shared = self._shared
         oldest_s = shared.queue.oldest_s
@@ -144,38 +157,57 @@ class PartWriter:
             return False
         is_late = shared.clock() >= oldest_s + shared.settings.commit_delay_s
         is_full = shared.queue.waiting_bytes >= shared.settings.part_bytes
-        return is_late or is_full or shared.is_closed
+        return is_full or (is_first and (is_late or shared.is_closed))
 
-    def _write_puts(self, puts: list[Pending]) -> None:
-        shared = self._shared
-        with shared.gate.inside() as is_open:
+    def _pack(self, batch: list[Pending]) -> list[Upload]:
+        """Nothing when all of it was deleted meanwhile."""
+        puts = [put for put in batch if not put.is_cancelled]
+        if not puts:
+            return []
+        with self._shared.gate.inside() as is_open:
             if not is_open:
                 raise Unavailable(GONE)
             body, entries = pack_sources(puts)
-        part = self._upload(body, entries)
-        with shared.lock:
-            live = [e for put, e in zip(puts, entries, strict=True) if not put.is_cancelled]
-            shared.catalog.add_part(part, live, is_stale=len(live) < len(entries))
-            shared.counters.put_blocks += len(live)
-            shared.counters.put_bytes += sum(entry.block.stored_bytes for entry in live)
+        return [Upload(self._new_part(len(body)), body, entries, puts)]
 
-    def _upload(self, body: memoryview, entries: list[Entry]) -> Part:
-        """A part that nobody knows yet. What arrives of one that fails is garbage."""
-        shared = self._shared
-        self._make_room(len(body))
+    def _new_part(self, num_bytes: int) -> Part:
         self._number += 1
         self._part_id += 1
         name = part_name(self._number, self._random_bits(64))
-        part = Part(self._part_id, name, len(body), shared.clock())
-        try:
-            shared.bucket.put(data_key(name), body)
-            shared.bucket.put(part.keys[0], memoryview(encode_manifest(name, entries)))
-        except Unavailable:
-            with shared.lock:
-                shared.discard(part)
-            raise
-        shared.counters.parts_written += 1
-        return part
+        return Part(self._part_id, name, num_bytes, self._shared.clock())
+
+    def _add(self, upload: Upload) -> None:
+        shared, puts = self._shared, upload.puts
+        with shared.lock:
+            live = [e for put, e in zip(puts, upload.entries, strict=True) if not put.is_cancelled]
+            is_stale = len(live) < len(upload.entries)
+            shared.catalog.add_part(upload.part, live, is_stale=is_stale)
+            shared.counters.put_blocks += len(live)
+            shared.counters.put_bytes += sum(entry.block.stored_bytes for entry in live)
+
+    def _end(self, batches: Sequence[Sequence[Pending]], failed: Mapping[Pending, McError]) -> None:
+        """Whoever waits is told."""
+        puts = [put for batch in batches for put in batch]
+        with self._shared.lock:
+            self._shared.queue.end(puts)
+        for put in puts:
+            error = failed.get(put)
+            if error is None:
+                finish(put.done, not put.is_cancelled)
+            else:
+                end_failed(put, error)
+
+    def _upload(self, body: memoryview, entries: list[Entry]) -> Part:
+        """One part. Raises Unavailable."""
+        self._make_room(len(body))
+        upload = Upload(self._new_part(len(body)), body, entries)
+        self._uploader.run([upload])
+        if upload.error is not None:
+            raise Unavailable(upload.error.message)
+        return upload.part
+
+    def close(self) -> None:
+        self._uploader.close()
 
     def _make_room(self, num_bytes: int) -> None:
         shared = self._shared

@@ -17,7 +17,7 @@ def open_with(**keys: str) -> list[OpenedTier]:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"capacity": "64MiB"}, r"holds less than 4 objects of 32\.0? ?MiB; raise it"),
+        ({"capacity": "64MiB"}, r"holds less than 8 objects of 32\.0? ?MiB; raise it"),
         ({"part": "4KiB"}, r"give object\.part a size from"),
         ({"credentials_file": "/nonexistent"}, r"`object\.credentials_file`: cannot read"),
         ({"endpoint": "http://"}, r"object\.endpoint 'http://': Invalid endpoint"),

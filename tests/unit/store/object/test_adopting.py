@@ -12,7 +12,7 @@ from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
 from daemons.store.object import ObjectSettings, ObjectTier
 
-SETTINGS = ObjectSettings(capacity_bytes=256 * KIB, part_bytes=64 * KIB, read_workers=0)
+SETTINGS = ObjectSettings(capacity_bytes=512 * KIB, part_bytes=64 * KIB, read_workers=0)
 
 
 class Node:

@@ -14,10 +14,15 @@ from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
 from daemons.store.object import ObjectSettings, ObjectTier
 
-NUM_KEYS = 24
+NUM_KEYS = 40
 NUM_STEPS = 200
 SETTINGS = ObjectSettings(
-    capacity_bytes=4 * 64 * KIB, part_bytes=64 * KIB, read_workers=0, rest_s=1.0, commit_delay_s=1.0
+    capacity_bytes=8 * 64 * KIB,
+    part_bytes=64 * KIB,
+    read_workers=0,
+    uploads=1,
+    rest_s=1.0,
+    commit_delay_s=1.0,
 )
 
 
@@ -145,7 +150,7 @@ class Machine:
         self.what_is_there_is_right()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_what_is_there_is_what_was_put_and_not_deleted(seed: int) -> None:
     machine = Machine(seed)
     for _ in range(NUM_STEPS):
