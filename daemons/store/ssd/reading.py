@@ -7,7 +7,7 @@ import xxhash
 
 from daemons.core.errors import Rejected
 from daemons.core.ids import short
-from daemons.core.units import KIB
+from daemons.core.units import MIB
 from daemons.store.seal import BadSeal, layer_checksums, parse_trailer
 from daemons.store.ssd.aligned import (
     address_of,
@@ -20,7 +20,8 @@ from daemons.store.ssd.files import ALIGN, BucketFile
 from daemons.store.ssd.record import BlockRecord
 from daemons.store.ssd.recovery import verify_block
 
-_MIN_PIECE_BYTES: Final = 512 * KIB
+_MIN_PIECE_BYTES: Final = 2 * MIB
+"""Smaller ones cost more than they hide: on a virtual disk blocks of 1 MiB became 3 % slower, of 8 MiB 5 % faster."""
 _MAX_PIECES: Final = 8
 
 

@@ -64,7 +64,7 @@ def test_what_a_listener_raises_comes_after_the_last_read(file: BucketFile) -> N
     file.close()
 
 
-@pytest.mark.parametrize("layer_bytes", [512 * KIB, 300_002])
+@pytest.mark.parametrize("layer_bytes", [700 * KIB, 600_002])
 @pytest.mark.parametrize("on", ["disk", "model"])
 def test_large_blocks_come_back_and_a_flipped_bit_is_found(
     on: str, layer_bytes: int, tmp_path: Path
