@@ -122,8 +122,11 @@ class BlockHandlers:
 
     def sweep(self) -> None:
         """A bounded piece of cleaning up after nodes that are gone."""
+        by_place: dict[Place, list[BlockHash]] = {}
         for place, block_hash in self._state.directory.sweep(SWEEP_ROWS):
-            self._removed(place, block_hash, "node_left")
+            by_place.setdefault(place, []).append(block_hash)
+        for place, hashes in by_place.items():
+            self._removed(place, hashes, "node_left")
 
     def close(self) -> None:
         self._clearing.close()
@@ -187,28 +190,28 @@ class BlockHandlers:
         freed = directory.record_freed(report.node, report.freed, tier=report.tier)
         bad = directory.record_freed(report.node, report.bad, tier=report.tier)
         cleared = self._clearing.on_freed(place, [*report.freed, *report.bad])
-        for block_hash in freed:
-            self._removed(place, block_hash, "cleared" if block_hash in cleared else "evicted")
-        for block_hash in bad:
-            self._removed(place, block_hash, "bad")
+        self._removed(place, [each for each in freed if each in cleared], "cleared")
+        self._removed(place, [each for each in freed if each not in cleared], "evicted")
+        self._removed(place, bad, "bad")
         unwanted = self._clearing.cleared_since(report.node, report.sealed)
         refused = self._names.refused(report)
-        wanted = [b for b in report.sealed if b.meta.hash not in unwanted | refused]
+        passed_over = unwanted | refused
+        wanted: Sequence[SealedBlock] = report.sealed
+        if passed_over:
+            wanted = [block for block in wanted if block.meta.hash not in passed_over]
         sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
         self.on_sealed(report.node, wanted)
         self._names.on_recorded(sealed)
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
         state.metrics.refused_blocks.inc(report.refused_puts)
-        for block in sealed:
-            state.out.publish(
-                BlockStored(
-                    incarnation=state.incarnation,
-                    meta=block.meta,
-                    node=report.node,
-                    tier=report.tier,
-                )
-            )
+        incarnation, (node, tier) = state.incarnation, place
+        state.out.publish(
+            *[
+                BlockStored(incarnation=incarnation, meta=block.meta, node=node, tier=tier)
+                for block in sealed
+            ]
+        )
         return unwanted
 
     def _void(self, member: Member) -> None:
@@ -219,46 +222,50 @@ class BlockHandlers:
             node.node, node.host_id, node.segments[0].region, control=node.control
         )
 
-    def _removed(self, place: Place, block_hash: BlockHash, why: RemovalReason) -> None:
+    def _removed(self, place: Place, hashes: Sequence[BlockHash], why: RemovalReason) -> None:
+        if not hashes:
+            return
         state = self._state
-        node, tier = place
         match why:
             case "cleared":
-                state.num_cleared += 1
-                state.metrics.cleared_blocks.inc()
+                state.num_cleared += len(hashes)
+                state.metrics.cleared_blocks.inc(len(hashes))
             case "evicted":
-                state.num_evicted += 1
-                state.metrics.evicted_blocks.inc()
+                state.num_evicted += len(hashes)
+                state.metrics.evicted_blocks.inc(len(hashes))
             case "bad":
-                state.metrics.bad_blocks.inc()
+                state.metrics.bad_blocks.inc(len(hashes))
             case "node_left":
                 pass
             case _:
                 assert_never(why)
-        moved_to = self._moved_to(place, block_hash) if why == "evicted" else None
-        if moved_to is None:
-            event: BlockRemoved | BlockMoved = BlockRemoved(
-                incarnation=state.incarnation, hash=block_hash, node=node, why=why, tier=tier
-            )
-        else:
-            event = BlockMoved(
-                incarnation=state.incarnation,
-                hash=block_hash,
-                node=moved_to[0],
-                tier=moved_to[1],
-                from_node=node,
-                from_tier=tier,
-            )
-        state.out.publish(event)
+        if why == "evicted" and len(state.directory.numbers_of(place[0])) > 1:
+            state.out.publish(*[self._left(place, block_hash) for block_hash in hashes])
+            return
+        incarnation, (node, tier) = state.incarnation, place
+        state.out.publish(
+            *[
+                BlockRemoved(incarnation=incarnation, hash=each, node=node, why=why, tier=tier)
+                for each in hashes
+            ]
+        )
 
-    def _moved_to(self, place: Place, block_hash: BlockHash) -> Place | None:
-        """What was freed there was copied before: to another node, as it was told, or to a lower tier."""
-        state = self._state
-        node = state.moved_to.pop((place[0], block_hash), None) if state.moved_to else None
-        if node is not None and state.directory.length_on((node, "dram"), block_hash):
-            return node, "dram"
+    def _left(self, place: Place, block_hash: BlockHash) -> BlockRemoved | BlockMoved:
+        """Where it was evicted, of a node with several tiers."""
+        state, (node, tier) = self._state, place
         below = state.directory.tier_below(place, block_hash)
-        return None if below is None else (place[0], below)
+        if below is None:
+            return BlockRemoved(
+                incarnation=state.incarnation, hash=block_hash, node=node, why="evicted", tier=tier
+            )
+        return BlockMoved(
+            incarnation=state.incarnation,
+            hash=block_hash,
+            node=node,
+            tier=below,
+            from_node=node,
+            from_tier=tier,
+        )
 
     def _victims(self, member: Member) -> list[BlockHash]:
         """From the high watermark down to the low one; none while leases of an earlier master may still run."""

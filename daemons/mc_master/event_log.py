@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 
 from daemons.core.ids import Incarnation
 from daemons.protocol.base import Message
@@ -19,12 +19,12 @@ class EventLog:
 
     def __init__(
         self,
-        publish: Callable[[Message], int],
+        publish: Callable[..., int],
         clock: Callable[[], float],
         *,
         limit: int,
     ) -> None:
-        """`publish` numbers an event, from 1 on without a gap, and sends it to whoever listens."""
+        """`publish` numbers events, from 1 on without a gap, sends them to whoever listens, gives the last number."""
         self.newest = 0
         self._publish = publish
         self._clock = clock
@@ -35,9 +35,9 @@ class EventLog:
         """Number of the oldest event that is kept; one more than the newest while none was published."""
         return self.newest - len(self._ring) + 1
 
-    def publish(self, event: Message) -> None:
-        self.newest = self._publish(event)
-        self._ring.append((self._clock(), event))
+    def publish(self, *events: Message) -> None:
+        self.newest = self._publish(*events)
+        self._ring.extend(zip(repeat(self._clock()), events))
 
     def read(self, message: ReadEvents, incarnation: Incarnation) -> ReadEventsReply:
         topics = frozenset(message.topics)

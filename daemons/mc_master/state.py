@@ -25,7 +25,8 @@ from daemons.store.directory import Directory
 class Outlets:
     """Effects on the world. `notify` tells one member something, False when it cannot be reached."""
 
-    publish: Callable[[Message], object]
+    publish: Callable[..., object]
+    """Called with any number of events."""
     notify: Callable[[Member, Message], bool]
     step_down: Callable[[int], object]
     """A master of this higher incarnation lived: end this one."""

@@ -16,8 +16,11 @@ class Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower):
     """Root of every closed set. Unknown fields are ignored on the wire, so peers upgrade one by one."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A value inside messages, many per message: encoded as an array. New fields go at the end, with a default."""
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A value inside messages, many per message: encoded as an array. New fields go at the end, with a default.
+
+    Never part of a cycle, so the collector need not look at it.
+    """
 
 
 class Ok(Message, frozen=True):

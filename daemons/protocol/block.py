@@ -410,7 +410,7 @@ class CacheStatReply(Message, frozen=True, kw_only=True):
     """Blocks that a pin holds, soft or hard."""
 
 
-class BlockStored(Message, frozen=True, kw_only=True):
+class BlockStored(Message, frozen=True, kw_only=True, gc=False):
     """Event."""
 
     incarnation: Incarnation
@@ -419,7 +419,7 @@ class BlockStored(Message, frozen=True, kw_only=True):
     tier: Tier = "dram"
 
 
-class BlockRemoved(Message, frozen=True, kw_only=True):
+class BlockRemoved(Message, frozen=True, kw_only=True, gc=False):
     """Event."""
 
     incarnation: Incarnation

@@ -8,7 +8,7 @@ from daemons.protocol.block import BlockRemoved, BlockStored, Tier
 from daemons.protocol.node import NodeJoined, NodeLeft
 
 
-class BlockMoved(Message, frozen=True, kw_only=True):
+class BlockMoved(Message, frozen=True, kw_only=True, gc=False):
     """Event, in place of BlockRemoved: the replica that was there is gone, and the block is here, on the same node in a
     lower tier or on another node that it was told to go to.
 

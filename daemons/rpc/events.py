@@ -48,15 +48,16 @@ class Publisher:
         if loop.identity is not None:
             loop.identity.allowed.on_revoked.append(self._cut)
 
-    def publish(self, event: Message) -> int:
-        """Its number."""
-        self.sequence += 1
-        previous = self._last_by_type.get(type(event), 0)
-        self._last_by_type[type(event)] = self.sequence
-        if self._topics:
-            topic = type(event).__name__.lower().encode()
-            numbers = _SEQUENCE.pack(self.sequence), _SEQUENCE.pack(previous)
-            self._socket.send_multipart([topic, numbers[0], encode(event), numbers[1]])
+    def publish(self, *events: Message) -> int:
+        """The number of the last one."""
+        for event in events:
+            self.sequence += 1
+            previous = self._last_by_type.get(type(event), 0)
+            self._last_by_type[type(event)] = self.sequence
+            if self._topics:
+                topic = type(event).__name__.lower().encode()
+                numbers = _SEQUENCE.pack(self.sequence), _SEQUENCE.pack(previous)
+                self._socket.send_multipart([topic, numbers[0], encode(event), numbers[1]])
         return self.sequence
 
     def close(self) -> None:

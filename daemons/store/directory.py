@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from daemons.core.errors import NotFound, ProtocolError
+from daemons.core.errors import NotFound
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.protocol.block import MAX_REPLICAS, BlockLocation, SealedBlock, Tier
 from daemons.protocol.prefix_hash import HASH_BYTES
@@ -23,6 +23,8 @@ from daemons.store.heat import HeatTable
 from daemons.store.lease import LeaseTable
 from daemons.store.pins import HARD, SOFT, PinTable
 from daemons.store.replica_table import RANKS, TIERS, Place, ReplicaTable, Slot
+from daemons.store.report_check import check_sealed
+from daemons.store.victim_queue import VictimQueue
 
 MAX_AWAY = 100_000
 RENAME_AFTER_S = 1.0
@@ -61,6 +63,8 @@ class Directory:
         self._num_dropped = 0
         """Slots that wait to be swept, so that nothing is scanned when there is none."""
         self._sweep_at = 0
+        self._queues: dict[int, VictimQueue] = {}
+        """By slot."""
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -166,6 +170,7 @@ class Directory:
             return 0
         slot = self._slot(number)
         slot.is_dropped = True
+        self._queues.pop(number, None)
         if slot.num_replicas == 0:
             self.replicas.slots[number] = None
         elif not slot.is_kept:
@@ -202,9 +207,22 @@ class Directory:
     ) -> list[SealedBlock]:
         """All or nothing: ProtocolError for a malformed record. Returns those that are new in this tier of the node."""
         number = self._number(node, tier)
-        for block in sealed:
-            _check(block)
-        return [block for block in sealed if self._record_one(number, block, now_s)]
+        check_sealed(sealed)
+        known = self.blocks.row_by_hash
+        fresh = {block.meta.hash: block for block in sealed if block.meta.hash not in known}
+        if len(fresh) == len(sealed):
+            self._record_new(number, sealed, now_s)
+            return list(sealed)
+        if fresh:
+            self._record_new(number, list(fresh.values()), now_s)
+        added = list(fresh.values())
+        is_first = set(map(id, added))
+        added += [
+            block
+            for block in sealed
+            if id(block) not in is_first and self._record_known(number, block, now_s)
+        ]
+        return added
 
     def record_freed(
         self, node: NodeId, hashes: Iterable[BlockHash], *, tier: Tier = "dram"
@@ -363,7 +381,7 @@ class Directory:
         num_bytes -= slot.pending_bytes
         if num_bytes <= 0:
             return []
-        rows = self._choose(number, num_bytes, now_s)[:max_blocks]
+        rows = self._next_victims(number, num_bytes, now_s, max_blocks)
         for row in rows:
             self.replicas.named_until_s[row] = now_s + RENAME_AFTER_S
             slot.pending_bytes += self.replicas.length[row]
@@ -496,31 +514,48 @@ class Directory:
         is_leaving = self.replicas.named_until_s[replica] > 0
         return slot.is_suspect, is_leaving, TIERS.index(slot.tier)
 
-    def _record_one(self, number: int, sealed: SealedBlock, now_s: float) -> bool:
-        row = self.blocks.row_by_hash.get(sealed.meta.hash)
-        if row is None:
-            self.away.pop(sealed.meta.hash, None)
-            row = self.blocks.add(sealed.meta, now_s=now_s - sealed.age_ms / 1000)
-            self.leases.add(row, now_s=now_s)
-            self.pins.block_added(sealed.meta.hash)
-            if self.heat is not None:
-                self.heat.add(row, sealed.meta.hash, now_s=now_s)
-            self._touch_parents(row, now_s, 0.0)
-        else:
-            if sealed.meta.name:
-                self.blocks.name(row, sealed.meta)
-            held = self._on_slot(row, number)
-            if held != NO_ROW:
-                self.replicas.replace(held, sealed)
-                if sealed.wanted:
-                    self._want(row, sealed.wanted)
-                return False
-            self.pins.replica_added(row)
-            if sealed.age_ms < FRESH_MS and self._slot(number).tier == "dram":
-                # Else a copy, announced again, or moved down: no use of it.
-                self._touch_chain(row, now_s, 0.0)
+    def _record_new(self, number: int, sealed: Sequence[SealedBlock], now_s: float) -> None:
+        """Blocks that were nowhere, each once."""
+        metas = [block.meta for block in sealed]
+        rows = self.blocks.add_all(metas, [now_s - block.age_ms / 1000 for block in sealed])
+        self.leases.add_all(rows, now_s=now_s)
+        replicas = self.replicas.add_all(number, rows, sealed)
+        head = self.blocks.head
+        for row, replica, block in zip(rows, replicas, sealed, strict=True):
+            head[row] = replica
+            if block.wanted:
+                self._want(row, block.wanted)
+        self.pins.blocks_added(self.blocks, rows)
+        if self.away:
+            for meta in metas:
+                self.away.pop(meta.hash, None)
+        if self.heat is not None:
+            for row, meta in zip(rows, metas, strict=True):
+                self.heat.add(row, meta.hash, now_s=now_s)
+            for row in rows:
+                self._touch_parents(row, now_s, 0.0)
+            return
+        find, used_s = self.blocks.row_by_hash.get, self.leases.used_s
+        for meta in metas:
+            parent = find(meta.parent)
+            if parent is not None and used_s[parent] < now_s:
+                self._touch_chain(parent, now_s, 0.0)
+
+    def _record_known(self, number: int, sealed: SealedBlock, now_s: float) -> bool:
+        """Whether it is new in this slot."""
+        row = self.blocks.row_by_hash[sealed.meta.hash]
         if sealed.wanted:
             self._want(row, sealed.wanted)
+        if sealed.meta.name:
+            self.blocks.name(row, sealed.meta)
+        held = self._on_slot(row, number)
+        if held != NO_ROW:
+            self.replicas.replace(held, sealed)
+            return False
+        self.pins.replica_added(row)
+        if sealed.age_ms < FRESH_MS and self._slot(number).tier == "dram":
+            # Else a copy, announced again, or moved down: no use of it.
+            self._touch_chain(row, now_s, 0.0)
         replica = self.replicas.add(number, row, sealed)
         self.replicas.next[replica] = self.blocks.head[row]
         self.blocks.head[row] = replica
@@ -532,13 +567,14 @@ class Directory:
             self.blocks.want(row, min(count, MAX_REPLICAS))
 
     def _free_one(self, number: int, block_hash: BlockHash) -> bool:
-        replica = self._replica_on(number, block_hash)
-        if replica == NO_ROW:
+        row = self.blocks.row_by_hash.get(block_hash)
+        replica = NO_ROW if row is None else self._on_slot(row, number)
+        if row is None or replica == NO_ROW:
             return False
-        slot = self._slot(number)
         if self.replicas.named_until_s[replica] > 0:
+            slot = self._slot(number)
             slot.pending_bytes = max(0, slot.pending_bytes - self.replicas.length[replica])
-        self._unlink(self.replicas.block[replica], replica)
+        self._unlink(row, replica)
         return True
 
     def _unlink(self, row: int, replica: int) -> None:
@@ -620,7 +656,12 @@ class Directory:
     def _locations(self, rows: Sequence[int]) -> list[BlockLocation]:
         """Of these replicas, in order; columns as locals, for this is most of what a plan costs."""
         replicas, blocks = self.replicas, self.blocks
-        slot_of, block_of, hash_of = replicas.slot_of, replicas.block, blocks.hash_of
+        slots, slot_of, block_of, hashes = (
+            replicas.slots,
+            replicas.slot,
+            replicas.block,
+            blocks.hashes,
+        )
         offset, length, trailer_bytes = replicas.offset, replicas.length, replicas.trailer_bytes
         version, checksum, num_layers = (
             replicas.version,
@@ -629,9 +670,11 @@ class Directory:
         )
         locations = []
         for row in rows:
-            slot = slot_of(row)
+            slot = slots[slot_of[row]]
+            assert slot is not None, "a replica's slot is open"
+            at = block_of[row] * HASH_BYTES
             location = BlockLocation(
-                hash=hash_of(block_of[row]),
+                hash=BlockHash(bytes(hashes[at : at + HASH_BYTES])),
                 node=slot.node,
                 region=slot.region,
                 offset=offset[row],
@@ -647,13 +690,36 @@ class Directory:
             locations.append(location)
         return locations
 
+    def _next_victims(
+        self, number: int, num_bytes: int, now_s: float, max_blocks: int
+    ) -> list[int]:
+        """Those left of the last choice, else of a new one."""
+        queue = self._queues.setdefault(number, VictimQueue())
+        num_pins = self.pins.num_changes
+        if queue.is_good(now_s=now_s, num_pins=num_pins):
+            rows = queue.take(
+                number,
+                (self.replicas, self.leases),
+                num_bytes,
+                now_s=now_s,
+                max_blocks=max_blocks,
+            )
+            if rows:
+                return rows
+        chosen = self._choose(number, num_bytes, now_s)
+        queue.keep(chosen[max_blocks:], now_s=now_s, num_pins=num_pins)
+        return chosen[:max_blocks]
+
     def _choose(self, number: int, num_bytes: int, now_s: float) -> list[int]:
-        held = np.flatnonzero(self.replicas.slot_column() == number)
+        if not self.replicas.num_rows:
+            return []
+        is_here = self.replicas.slot_column() == number
+        is_here &= np.frombuffer(self.replicas.named_until_s, np.float64) <= now_s
+        held = np.flatnonzero(is_here)
         if len(held) == 0:
             return []
-        blocks = np.frombuffer(self.replicas.block, np.int32)[held]
-        may_go = np.frombuffer(self.replicas.named_until_s, np.float64)[held] <= now_s
-        may_go &= self.leases.until_column()[blocks] <= now_s
+        blocks = np.frombuffer(self.replicas.block, np.int32)[held].astype(np.intp)
+        may_go = self.leases.until_column().take(blocks) <= now_s
         groups = [may_go]
         pins = self.pins.levels(self.blocks, now_s=now_s)
         if pins is not None:
@@ -666,12 +732,12 @@ class Directory:
         for group in groups:
             chosen = self._lowest(held[group], num_bytes)
             rows += chosen
-            num_bytes -= sum(self.replicas.length[row] for row in chosen)
+            num_bytes -= int(np.frombuffer(self.replicas.length, np.uint64)[chosen].sum())
             if num_bytes <= 0:
                 break
         return rows
 
-    def _is_surplus(self, blocks: NDArray[np.int32], now_s: float) -> NDArray[np.bool_] | None:
+    def _is_surplus(self, blocks: NDArray[np.intp], now_s: float) -> NDArray[np.bool_] | None:
         """Blocks with more replicas in DRAM than they should, unused for a while: no prefix is cut without this one."""
         is_counted = np.array(
             [
@@ -693,14 +759,14 @@ class Directory:
 
     def _lowest(self, held: NDArray[np.intp], num_bytes: int) -> list[int]:
         """Of these replicas, as the policy has it."""
-        blocks = np.frombuffer(self.replicas.block, np.int32)[held]
+        blocks = np.frombuffer(self.replicas.block, np.int32)[held].astype(np.intp)
         chosen = self.policy.choose(
             EvictionCandidates(
-                used_s=self.leases.used_column()[blocks],
-                depth=np.frombuffer(self.blocks.depth, np.uint32)[blocks],
-                num_bytes=np.frombuffer(self.replicas.length, np.uint64)[held],
-                num_tokens=np.frombuffer(self.blocks.num_tokens, np.uint32)[blocks],
-                heat=None if self.heat is None else self.heat.column()[blocks],
+                used_s=self.leases.used_column().take(blocks),
+                depth=np.frombuffer(self.blocks.depth, np.uint32).take(blocks),
+                num_bytes=np.frombuffer(self.replicas.length, np.uint64).take(held),
+                num_tokens=np.frombuffer(self.blocks.num_tokens, np.uint32).take(blocks),
+                heat=None if self.heat is None else self.heat.column().take(blocks),
             ),
             num_bytes,
         )
@@ -716,18 +782,3 @@ class Directory:
         self._sweep_at = start + (int(hits[-1]) + 1 if len(hits) == max_rows else len(window))
         rows: list[int] = (hits + start).tolist()
         return rows
-
-
-def _check(block: SealedBlock) -> None:
-    """Numbers that fit the columns; whatever a peer sends, a report is recorded whole or refused whole."""
-    meta = block.meta
-    if len(meta.hash) != HASH_BYTES or len(meta.parent) != HASH_BYTES:
-        raise ProtocolError(f"a block hash has {HASH_BYTES} bytes, got {len(meta.hash)}")
-    fits_32 = min(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) >= 0
-    fits_32 &= max(meta.depth, meta.num_tokens, block.trailer_bytes, block.num_layers) < 1 << 31
-    fits_32 &= 0 <= block.wanted < 1 << 31
-    fits_64 = min(block.offset, block.length, block.version, block.seal_checksum, block.age_ms) >= 0
-    fits_64 &= max(block.offset, block.length, block.age_ms) < 1 << 62
-    fits_64 &= max(block.version, block.seal_checksum) < 1 << 64
-    if not (fits_32 and fits_64):
-        raise ProtocolError(f"sealed block {meta.hash.hex()[:8]} has a number out of range")

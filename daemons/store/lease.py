@@ -4,7 +4,7 @@ A lease is a promise not to choose the block as a victim before a time. It is a 
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,19 @@ class LeaseTable:
         self.until_s = array("d")
 
     def add(self, row: int, *, now_s: float) -> None:
-        """A new or reused row: used now, not leased."""
-        if row >= len(self.used_s):
-            num_new = row + GROW_ROWS - len(self.used_s)
-            self.used_s.extend([0.0] * num_new)
-            self.until_s.extend([0.0] * num_new)
-        self.used_s[row] = now_s
-        self.until_s[row] = 0.0
+        self.add_all([row], now_s=now_s)
+
+    def add_all(self, rows: Sequence[int], *, now_s: float) -> None:
+        """New or reused rows: used now, not leased."""
+        used_s, until_s = self.used_s, self.until_s
+        last = max(rows, default=0)
+        if last >= len(used_s):
+            num_new = last + GROW_ROWS - len(used_s)
+            used_s.extend([0.0] * num_new)
+            until_s.extend([0.0] * num_new)
+        for row in rows:
+            used_s[row] = now_s
+            until_s[row] = 0.0
 
     def touch(self, rows: Iterable[int], *, now_s: float, lease_s: float) -> None:
         """Used now, and leased for `lease_s` unless a longer lease is held."""

@@ -61,10 +61,14 @@ class PinTable:
         self._change()
         return ended
 
-    def block_added(self, block_hash: BlockHash) -> None:
-        """The directory has a block that it had not when `held` was found."""
-        if block_hash in self.pins or block_hash in self._gaps:
-            self._change()
+    def blocks_added(self, blocks: BlockTable, rows: Sequence[int]) -> None:
+        """The directory has blocks that it had not when `held` was found."""
+        if not self.pins and not self._gaps:
+            return
+        for row in rows:
+            block_hash = blocks.hash_of(row)
+            if block_hash in self.pins or block_hash in self._gaps:
+                self._change()
 
     def replica_added(self, row: int) -> None:
         """Another node has it, too."""

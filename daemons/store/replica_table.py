@@ -5,6 +5,7 @@ and a slot's number is used again only when none is left.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from daemons.core.ids import HostId, NodeId
 from daemons.protocol.block import SealedBlock, Tier
 from daemons.protocol.segment import RegionRef
-from daemons.store.block_table import GROW_ROWS, NO_ROW
+from daemons.store.block_table import GROW_ROWS, NO_ROW, take_rows
 
 Place = tuple[NodeId, Tier]
 TIERS: Final[tuple[Tier, ...]] = ("device", "dram", "ssd", "object")
@@ -88,29 +89,49 @@ class ReplicaTable:
         return held
 
     def add(self, slot: int, block: int, sealed: SealedBlock) -> int:
-        if self._free:
-            row = self._free.pop()
-        else:
-            row = self._num_used
-            self._num_used += 1
-            if row == len(self.slot):
-                self._grow()
-        self.slot[row] = slot
-        self.block[row] = block
-        self.next[row] = NO_ROW
-        self.num_rows += 1
-        held = self.slot_of(row)
-        held.num_replicas += 1
-        held.num_bytes += sealed.length
-        self.length[row] = sealed.length
-        self._place(row, sealed)
+        [row] = self.add_all(slot, [block], [sealed])
         return row
+
+    def add_all(self, slot: int, blocks: Sequence[int], sealed: Sequence[SealedBlock]) -> list[int]:
+        """One row for each block, in no list yet. Flat, as `BlockTable.add_all`."""
+        rows = take_rows(len(blocks), self._free, self._num_used)
+        self._num_used = max(self._num_used, max(rows, default=-1) + 1)
+        while self._num_used > len(self.slot):
+            self._grow()
+        slot_of, block_of, following = self.slot, self.block, self.next
+        offset, length, trailer_bytes = self.offset, self.length, self.trailer_bytes
+        version, checksum, num_layers = self.version, self.seal_checksum, self.num_layers
+        named_until_s = self.named_until_s
+        num_bytes = 0
+        for row, block, each in zip(rows, blocks, sealed, strict=True):
+            slot_of[row] = slot
+            block_of[row] = block
+            following[row] = NO_ROW
+            num_bytes += each.length
+            length[row] = each.length
+            offset[row] = each.offset
+            trailer_bytes[row] = each.trailer_bytes
+            version[row] = each.version
+            checksum[row] = each.seal_checksum
+            num_layers[row] = each.num_layers
+            named_until_s[row] = 0.0
+        held = self.slots[slot]
+        assert held is not None, "a slot that is reported to is open"
+        held.num_replicas += len(rows)
+        held.num_bytes += num_bytes
+        self.num_rows += len(rows)
+        return rows
 
     def replace(self, row: int, sealed: SealedBlock) -> None:
         """The node sealed the block again, elsewhere in its segment."""
         self.slot_of(row).num_bytes += sealed.length - self.length[row]
         self.length[row] = sealed.length
-        self._place(row, sealed)
+        self.offset[row] = sealed.offset
+        self.trailer_bytes[row] = sealed.trailer_bytes
+        self.version[row] = sealed.version
+        self.seal_checksum[row] = sealed.seal_checksum
+        self.num_layers[row] = sealed.num_layers
+        self.named_until_s[row] = 0.0
 
     def remove(self, row: int) -> None:
         """Free a row that is out of its block's list; closes a dropped slot with its last row."""
@@ -142,11 +163,3 @@ class ReplicaTable:
         for wide in (self.offset, self.length, self.version, self.seal_checksum):
             wide.extend([0] * GROW_ROWS)
         self.named_until_s.extend([0.0] * GROW_ROWS)
-
-    def _place(self, row: int, sealed: SealedBlock) -> None:
-        self.offset[row] = sealed.offset
-        self.trailer_bytes[row] = sealed.trailer_bytes
-        self.version[row] = sealed.version
-        self.seal_checksum[row] = sealed.seal_checksum
-        self.num_layers[row] = sealed.num_layers
-        self.named_until_s[row] = 0.0
