@@ -33,6 +33,9 @@ RENAME_AFTER_S = 1.0
 FRESH_MS = 1000
 """A seal that is older is no use of the block."""
 
+SPARE_SHARE = 20
+"""Of what a slot holds so much (1/20) is chosen beyond what must go now, for the next reports."""
+
 SURPLUS_IDLE_S = 60.0
 """Hot blocks may have more replicas than they should."""
 
@@ -706,11 +709,17 @@ class Directory:
             )
             if rows:
                 return rows
-        chosen = self._choose(number, num_bytes, now_s)
-        queue.keep(chosen[max_blocks:], now_s=now_s, num_pins=num_pins)
-        return chosen[:max_blocks]
+        spare_bytes = self._slot(number).num_bytes // SPARE_SHARE
+        chosen = self._choose(number, num_bytes, now_s, spare_bytes)
+        count, lengths = 0, self.replicas.length
+        while num_bytes > 0 and count < min(len(chosen), max_blocks):
+            num_bytes -= lengths[chosen[count]]
+            count += 1
+        queue.keep(chosen[count:], now_s=now_s, num_pins=num_pins)
+        return chosen[:count]
 
-    def _choose(self, number: int, num_bytes: int, now_s: float) -> list[int]:
+    def _choose(self, number: int, num_bytes: int, now_s: float, spare_bytes: int = 0) -> list[int]:
+        """Enough for `num_bytes` where there are so many, and for `spare_bytes` more where no pin is in the way."""
         if not self.replicas.num_rows:
             return []
         is_here = self.replicas.slot_column() == number
@@ -720,17 +729,19 @@ class Directory:
             return []
         blocks = np.frombuffer(self.replicas.block, np.int32)[held].astype(np.intp)
         may_go = self.leases.until_column().take(blocks) <= now_s
-        groups = [may_go]
+        groups = [(may_go, spare_bytes)]
         pins = self.pins.levels(self.blocks, now_s=now_s)
         if pins is not None:
             level = pins[blocks]
-            groups = [may_go & (level < SOFT), may_go & (level >= SOFT) & (level < HARD)]
+            is_soft = may_go & (level >= SOFT) & (level < HARD)
+            groups = [(may_go & (level < SOFT), spare_bytes), (is_soft, 0)]
         surplus = self._is_surplus(blocks, now_s)
         if surplus is not None:
-            groups[:1] = [groups[0] & surplus, groups[0] & ~surplus]
+            free = groups[0][0]
+            groups[:1] = [(free & surplus, spare_bytes), (free & ~surplus, spare_bytes)]
         rows: list[int] = []
-        for group in groups:
-            chosen = self._lowest(held[group], num_bytes)
+        for group, more_bytes in groups:
+            chosen = self._lowest(held[group], num_bytes + more_bytes)
             rows += chosen
             num_bytes -= int(np.frombuffer(self.replicas.length, np.uint64)[chosen].sum())
             if num_bytes <= 0:
