@@ -13,7 +13,7 @@ from daemons.store.object.catalog import Part
 from daemons.store.object.choosing import choose_victim
 from daemons.store.object.compacting import Compactor
 from daemons.store.object.manifest import Entry, part_name
-from daemons.store.object.opening import open_parts
+from daemons.store.object.opening import Opened, open_parts
 from daemons.store.object.packing import pack_sources
 from daemons.store.object.queue import Pending
 from daemons.store.object.shared import GONE, OnDropped, OnFound, Shared, end_failed, finish
@@ -98,7 +98,11 @@ class PartWriter:
             owner = next(iter(shared.to_adopt), None)
         if owner is None:
             return False
-        opened = open_parts(shared.bucket.of(owner), shared.clock(), lambda: shared.is_closed)
+        try:
+            opened = open_parts(shared.bucket.of(owner), shared.clock(), lambda: shared.is_closed)
+        except ConfigError as error:  # written by a newer version: its own life will read it
+            log.warning("object tier not adopted owner=%s why=%s", owner, error.message)
+            opened = Opened()
         found: list[BlockHash] = []
         with shared.lock:
             if owner not in shared.to_adopt:  # it came back meanwhile

@@ -10,7 +10,7 @@ from daemons.core.clock import ManualClock
 from daemons.core.errors import NotFound
 from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
-from daemons.store.object import ObjectSettings, ObjectTier
+from daemons.store.object import ObjectSettings, ObjectTier, manifest
 
 SETTINGS = ObjectSettings(capacity_bytes=512 * KIB, part_bytes=64 * KIB, read_workers=0)
 
@@ -98,3 +98,17 @@ def test_a_store_that_fails_is_asked_for_them_again(nodes: tuple[Node, Node]) ->
     adopter.clock.advance(60.0)
     adopter.work()
     assert adopter.found == [key(0)]
+
+
+def test_objects_of_a_newer_version_disturb_no_writing(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, adopter = nodes
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "FORMAT", 2)
+        owner.put(0)
+    adopter.tier.adopt(["first"])
+    adopter.work()
+    assert adopter.found == []
+    adopter.put(1)
+    assert adopter.tier.why_resting is None
