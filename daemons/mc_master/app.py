@@ -78,7 +78,7 @@ class MasterApp:
             costs=read_costs(config.conductor.costs_file),
             grants=ReplyGrants(secret),
         )
-        self.state.directory.default_wanted = config.pool.replicas
+        self.state.directory.choice.default_wanted = config.pool.replicas
         self._handlers = Handlers(self.state, drains)
         if identity is not None:
             identity.allowed.on_revoked.append(self._put_out_revoked)
@@ -121,7 +121,7 @@ class MasterApp:
         state.config = fresh
         state.conductor.tuning = tuning_of(fresh)
         state.requests.limit = fresh.conductor.request_log
-        state.directory.default_wanted = fresh.pool.replicas
+        state.directory.choice.default_wanted = fresh.pool.replicas
         self._handlers.replicating.copies.reload()
 
     def close(self) -> None:

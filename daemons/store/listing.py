@@ -197,5 +197,5 @@ def _listed(directory: Directory, row: int, now_s: float) -> ListedBlock:
         is_leased=directory.leases.is_leased(row, now_s=now_s),
         pin="none" if pin is None else "hard" if pin.level == HARD else "soft",
         pin_left_s=0.0 if pin is None else pin.until_s - now_s,
-        wanted=directory.blocks.wanted[row] or directory.default_wanted,
+        wanted=directory.blocks.wanted[row] or directory.choice.default_wanted,
     )

@@ -12,12 +12,13 @@ from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import DataAddress, RegionRef
-from daemons.store.directory import RENAME_AFTER_S, SURPLUS_IDLE_S, Directory
+from daemons.store.directory import RENAME_AFTER_S, Directory
 from daemons.store.eviction import POLICIES
 from daemons.store.heat import HALF_LIFE_S
 from daemons.store.listing import list_blocks, select_replicas, total
 from daemons.store.pins import HARD, SOFT, HeldPin
 from daemons.store.replica_table import Place
+from daemons.store.victim_choice import SURPLUS_IDLE_S
 
 NAMESPACE = b"n" * 16
 LENGTH = 100
@@ -451,7 +452,7 @@ def test_idle_replicas_of_which_there_are_more_than_wanted_are_victims_first() -
     now_s += RENAME_AFTER_S
     assert made.victims(N0, 2 * LENGTH, now_s=now_s) == both[: -len(both) - 1 : -1][:2]
     now_s += RENAME_AFTER_S
-    made.default_wanted = 2
+    made.choice.default_wanted = 2
     assert made.victims(N0, LENGTH, now_s=now_s) == [old[-1]], "two are wanted of all"
     made.check_invariants()
 
