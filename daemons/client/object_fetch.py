@@ -75,9 +75,22 @@ class ObjectFetch:
         deadline_s = time.monotonic() + timeout_s
         found = self._lookup.find(names, timeout_s)
         results: list[Value] = [None] * len(names)
+        done: set[int] = set()
+
+        def fetch_near(indexes: Sequence[int]) -> None:
+            if targets is None or len(indexes) < 2:
+                return
+            near = [i for i in indexes if isinstance(found[i], Found)]
+            at = [(found[i].places[0].location, targets[i]) for i in near]  # type: ignore[union-attr]
+            for index, footer in zip(near, self._reader.read_near_batch(at), strict=True):
+                if footer is not None and (types is None or _is_type(footer, types[index])):
+                    results[index] = targets[index]
+                    done.add(index)
 
         def fetch(index: int) -> None:
             at = found[index]
+            if index in done:
+                return
             if not isinstance(at, Found):
                 results[index] = at
                 return
@@ -92,7 +105,7 @@ class ObjectFetch:
                 results[index] = error
 
         total = sum(at.value_bytes for at in found if isinstance(at, Found))
-        self._run(range(len(names)), fetch, total if len(names) > 1 else 0)
+        self._run(range(len(names)), fetch, total if len(names) > 1 else 0, fetch_near)
         return results
 
     def typed(self, name: bytes, timeout_s: float) -> tuple[ByteArray, ValueType] | None:
@@ -301,17 +314,28 @@ class ObjectFetch:
                 return result
         raise error
 
-    def _run(self, indexes: Sequence[int], work: Callable[[int], None], num_bytes: int) -> None:
-        """All of them; on several threads when there is much to move. Raises the first error."""
+    def _run(
+        self,
+        indexes: Sequence[int],
+        work: Callable[[int], None],
+        num_bytes: int,
+        before: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> None:
+        """All of them; on several threads when there is much to move, each calling `before` with its share.
+
+        Raises the first error.
+        """
         is_small = num_bytes < _PARALLEL_BYTES or len(indexes) < 2
         # A share of a batch that waited for shares of its own would hold the thread that they need.
         if self._pool is None or is_small or getattr(self._thread, "is_share", False):
+            before(indexes)
             for index in indexes:
                 work(index)
             return
 
         def share(number: int) -> None:
             self._thread.is_share = True
+            before(indexes[number :: self._num_workers])
             for index in indexes[number :: self._num_workers]:
                 work(index)
 
@@ -329,8 +353,12 @@ def _chunk_seal(sealed: BlockLocation, index: int, chunk: memoryview) -> int:
     return seal(Trailer(key, sealed.version, len(chunk), checksums, PIECE_BYTES))[1]
 
 
+def _is_type(footer: Footer, wanted: ValueType) -> bool:
+    return not (wanted.dtype and footer.type.dtype and wanted != footer.type)
+
+
 def _check_type(footer: Footer, wanted: ValueType) -> None:
-    if wanted.dtype and footer.type.dtype and wanted != footer.type:
+    if not _is_type(footer, wanted):
         raise Rejected(
             f"it is {footer.type.dtype} {footer.type.shape}, not {wanted.dtype} {wanted.shape}"
         )

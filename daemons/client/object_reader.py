@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
+from daemons.client.object_batch import read_near
 from daemons.client.object_format import FOOTER_BYTES, Footer, parse_footer
 from daemons.core.errors import Unavailable
 from daemons.core.units import KIB
@@ -37,6 +38,12 @@ class ObjectReader:
 
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
+
+    def read_near_batch(
+        self, wanted: Sequence[tuple[BlockLocation, ByteArray]]
+    ) -> list[Footer | None]:
+        """See object_batch.py."""
+        return read_near(self._engine, wanted)
 
     def read_object(
         self, place: Place, target: ByteArray | None, timeout_s: float

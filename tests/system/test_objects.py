@@ -53,6 +53,10 @@ def test_values_of_all_sizes_come_back_whole_and_in_parts(pool: ObjectPool, stor
             assert target == value
             start, length = len(value) // 3, len(value) // 2
             assert reader.get_range(name, start, length) == value[start : start + length]
+        targets = [bytearray(len(value)) for value in values.values()]
+        lengths = reader.get_into_many(list(zip(values, targets, strict=True)))
+        assert lengths == [len(value) for value in values.values()]
+        assert targets == list(values.values())
         assert {each.name.decode(): each.value_bytes for each in reader.list("v")} == {
             name: len(value) for name, value in values.items()
         }
