@@ -3,7 +3,7 @@ number); everything else is in arrays, for a million blocks must neither cost gi
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,19 +107,32 @@ class BlockTable:
         self.rows_by_name.setdefault(meta.namespace, {})[meta.name] = row
 
     def remove(self, row: int) -> None:
-        del self.row_by_hash[self.hash_of(row)]
-        if row in self.names:
-            self._unname(row)
-        if self.wanted[row]:
-            self.want(row, 0)
-        kind = self.kind[row]
-        self.kind[row] = NO_ROW
-        self._free.append(row)
-        self.num_by_kind[kind] -= 1
-        named = self.kinds[kind]
-        if self.num_by_kind[kind] == 0 and named is not None:
-            del self._kind_ids[named]
-            self.kinds[kind] = None
+        self.remove_all([self.hash_of(row)])
+
+    def remove_all(self, hashes: Iterable[BlockHash]) -> None:
+        """Blocks that are there, each once."""
+        row_by_hash, names, wanted = self.row_by_hash, self.names, self.wanted
+        kind, num_by_kind = self.kind, self.num_by_kind
+        rows = []
+        for block_hash in hashes:
+            row = row_by_hash.pop(block_hash)
+            if names and row in names:
+                self._unname(row)
+            if wanted[row]:
+                self.want(row, 0)
+            kind_id = kind[row]
+            kind[row] = NO_ROW
+            num_by_kind[kind_id] -= 1
+            if not num_by_kind[kind_id]:
+                self._forget_kind(kind_id)
+            rows.append(row)
+        self._free.extend(rows)
+
+    def _forget_kind(self, kind_id: int) -> None:
+        named = self.kinds[kind_id]
+        assert named is not None, "a kind in use is known"
+        del self._kind_ids[named]
+        self.kinds[kind_id] = None
 
     def _unname(self, row: int) -> None:
         named = self.names.pop(row)

@@ -225,7 +225,22 @@ class Directory:
     ) -> list[BlockHash]:
         """Returns those that this tier of the node had."""
         number = self._number(node, tier)
-        return [block_hash for block_hash in hashes if self._free_one(number, block_hash)]
+        find, head = self.blocks.row_by_hash.get, self.blocks.head
+        following, slot_of = self.replicas.next, self.replicas.slot
+        freed: list[BlockHash] = []
+        alone: dict[BlockHash, int] = {}  # by row; blocks with this replica only, which most have
+        for block_hash in dict.fromkeys(hashes):
+            row = find(block_hash)
+            if row is None:
+                continue
+            replica = head[row]
+            if slot_of[replica] == number and following[replica] == NO_ROW:
+                alone[block_hash] = row
+                freed.append(block_hash)
+            elif self._free_one(number, block_hash):
+                freed.append(block_hash)
+        self._free_alone(number, alone)
+        return freed
 
     # -- lookups -------------------------------------------------------------------------------------------------
 
@@ -572,6 +587,25 @@ class Directory:
             slot.pending_bytes = max(0, slot.pending_bytes - self.replicas.length[replica])
         self._unlink(row, replica)
         return True
+
+    def _free_alone(self, number: int, alone: dict[BlockHash, int]) -> None:
+        """Blocks, by row, that go with their only replica, which is in this slot."""
+        head, length = self.blocks.head, self.replicas.length
+        named_until_s = self.replicas.named_until_s
+        replicas, num_pending = [], 0
+        for block_hash, row in alone.items():
+            replica = head[row]
+            replicas.append(replica)
+            if named_until_s[replica] > 0:
+                num_pending += length[replica]
+            self.pins.block_removed(row)
+            if self.heat is not None:
+                self.heat.remove(row, block_hash)
+            head[row] = NO_ROW
+        slot = self._slot(number)
+        slot.pending_bytes = max(0, slot.pending_bytes - num_pending)
+        self.replicas.remove_all(number, replicas)
+        self.blocks.remove_all(alone)
 
     def _unlink(self, row: int, replica: int) -> None:
         """Take a replica out of its block; the block goes with its last one."""

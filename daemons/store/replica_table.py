@@ -135,14 +135,23 @@ class ReplicaTable:
 
     def remove(self, row: int) -> None:
         """Free a row that is out of its block's list; closes a dropped slot with its last row."""
-        held = self.slot_of(row)
-        held.num_replicas -= 1
-        held.num_bytes -= self.length[row]
+        self.remove_all(self.slot[row], [row])
+
+    def remove_all(self, slot: int, rows: Sequence[int]) -> None:
+        """The same for rows of one slot."""
+        held = self.slots[slot]
+        assert held is not None, "a replica's slot is open"
+        slot_of, length = self.slot, self.length
+        num_bytes = 0
+        for row in rows:
+            slot_of[row] = NO_ROW
+            num_bytes += length[row]
+        self.num_rows -= len(rows)
+        self._free.extend(rows)
+        held.num_replicas -= len(rows)
+        held.num_bytes -= num_bytes
         if held.is_dropped and held.num_replicas == 0:
-            self.slots[self.slot[row]] = None
-        self.slot[row] = NO_ROW
-        self.num_rows -= 1
-        self._free.append(row)
+            self.slots[slot] = None
 
     def slot_column(self) -> NDArray[np.int32]:
         """A view; drop it before the next `add`, for an array that is looked at cannot grow."""
