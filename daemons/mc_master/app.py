@@ -34,7 +34,7 @@ from daemons.transfer import host_id
 
 log = logging.getLogger(__name__)
 
-SWEEP_INTERVAL_S = 0.05
+SWEEP_INTERVAL_S = 0.02
 REPLICATE_INTERVAL_S = 0.02
 EXIT_STEPPED_DOWN = 7
 """A master of a higher incarnation lived; systemd starts this one again, above it."""

@@ -67,7 +67,9 @@ BlockRequest = (
 MAX_VICTIMS = 4096
 MAX_LEASE_S = 3600.0
 MAX_PAGE = 10_000
-SWEEP_ROWS = 2000
+SWEEP_ROWS = 200
+SWEEP_S = 0.003
+"""Look-ups wait for it. About that long at a time, whatever the machine."""
 
 
 class BlockHandlers:
@@ -122,11 +124,16 @@ class BlockHandlers:
 
     def sweep(self) -> None:
         """A bounded piece of cleaning up after nodes that are gone."""
-        by_place: dict[Place, list[BlockHash]] = {}
-        for place, block_hash in self._state.directory.sweep(SWEEP_ROWS):
-            by_place.setdefault(place, []).append(block_hash)
-        for place, hashes in by_place.items():
-            self._removed(place, hashes, "node_left")
+        state = self._state
+        end_s = state.now_s() + SWEEP_S
+        while gone := state.directory.sweep(SWEEP_ROWS):
+            by_place: dict[Place, list[BlockHash]] = {}
+            for place, block_hash in gone:
+                by_place.setdefault(place, []).append(block_hash)
+            for place, hashes in by_place.items():
+                self._removed(place, hashes, "node_left")
+            if state.now_s() >= end_s:
+                return
 
     def close(self) -> None:
         self._clearing.close()

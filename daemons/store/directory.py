@@ -403,25 +403,34 @@ class Directory:
         """Clean up to `max_rows` rows of dropped nodes; returns the replicas that are gone with them."""
         if self._num_dropped == 0:
             return []
-        dropped = self._dropped_rows(max_rows)
-        gone = []
-        for row in dropped:
-            place = self.replicas.slot_of(row).place
-            block = self.replicas.block[row]
-            block_hash = self.blocks.hash_of(block)
-            number = self.slot_by_place.get(place)
-            if block in self.blocks.names and len(self._chain(block)) == 1:
-                self.away[block_hash] = place[0]
-                if len(self.away) > MAX_AWAY:
-                    del self.away[next(iter(self.away))]
-            self._unlink(block, row)
-            if number is None or self._replica_on(number, block_hash) == NO_ROW:
+        head, following, hash_of = self.blocks.head, self.replicas.next, self.blocks.hash_of
+        gone: list[tuple[Place, BlockHash]] = []
+        alone: dict[int, dict[BlockHash, int]] = {}
+        for row in self._dropped_rows(max_rows):
+            number, block = self.replicas.slot[row], self.replicas.block[row]
+            place, block_hash = self._slot(number).place, hash_of(block)
+            if head[block] == row and following[row] == NO_ROW:
+                alone.setdefault(number, {})[block_hash] = block
                 gone.append((place, block_hash))
+                if block in self.blocks.names:
+                    self._keep_away_name(block_hash, place[0])
+                continue
+            self._unlink(block, row)
+            living = self.slot_by_place.get(place)
+            if living is None or self._on_slot(block, living) == NO_ROW:
+                gone.append((place, block_hash))
+        for number, blocks in alone.items():
+            self._free_alone(number, blocks)
         self._num_dropped = sum(
             slot is not None and slot.is_dropped and not slot.is_kept
             for slot in self.replicas.slots
         )
         return gone
+
+    def _keep_away_name(self, block_hash: BlockHash, node: NodeId) -> None:
+        self.away[block_hash] = node
+        if len(self.away) > MAX_AWAY:
+            del self.away[next(iter(self.away))]
 
     # -- objects -------------------------------------------------------------------------------------------------
 
