@@ -26,7 +26,7 @@ from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.objects import DeleteNamesReply
 from daemons.rpc import Call, Timer
 from daemons.store.names import NameTable
-from daemons.store.object_rows import MAX_SCANNED, find_orphans, is_object
+from daemons.store.object_rows import MAX_SCANNED, OBJECT_MODEL, find_orphans
 from daemons.store.replica_table import Place
 from daemons.store.tombstones import TTL_S
 
@@ -79,7 +79,7 @@ class NameKeeper:
         node = report.node
         for block in report.sealed:
             meta = block.meta
-            if not is_object(meta):
+            if meta.model != OBJECT_MODEL:
                 continue
             dead = self.names.dead.version_of(meta.hash if meta.name else meta.parent)
             if not meta.name:
@@ -99,7 +99,7 @@ class NameKeeper:
         now_s = self._state.now_s()
         for block in sealed:
             meta = block.meta
-            if not is_object(meta):
+            if meta.model != OBJECT_MODEL:
                 continue
             if not meta.name and self.names.is_held(meta.parent, block.version, now_s=now_s):
                 self._state.directory.lease_until(meta.hash, now_s + _PUT_LEASE_S)

@@ -50,14 +50,15 @@ class Publisher:
 
     def publish(self, *events: Message) -> int:
         """The number of the last one."""
-        for event in events:
-            self.sequence += 1
-            previous = self._last_by_type.get(type(event), 0)
-            self._last_by_type[type(event)] = self.sequence
+        first, last_by_type = self.sequence + 1, self._last_by_type
+        self.sequence += len(events)
+        for number, event in enumerate(events, first):
             if self._topics:
                 topic = type(event).__name__.lower().encode()
-                numbers = _SEQUENCE.pack(self.sequence), _SEQUENCE.pack(previous)
+                previous = last_by_type.get(type(event), 0)
+                numbers = _SEQUENCE.pack(number), _SEQUENCE.pack(previous)
                 self._socket.send_multipart([topic, numbers[0], encode(event), numbers[1]])
+            last_by_type[type(event)] = number
         return self.sequence
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from daemons.core.ids import BlockHash, NodeId
-from daemons.protocol.block import BlockMeta
 from daemons.protocol.objects import ListedName, NamespaceStat
 from daemons.store.block_table import NO_ROW
 from daemons.store.directory import Directory
@@ -25,11 +24,6 @@ MAX_SCANNED: Final = 20_000
 class NamePage:
     names: list[ListedName]
     cursor: int | None
-
-
-def is_object(meta: BlockMeta) -> bool:
-    """Of an object or one of its chunks."""
-    return meta.model == OBJECT_MODEL
 
 
 def list_names(
