@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _MAX_BYTES: Final = 64 * MIB
 _DEMOTE_EVERY_S: Final = 0.5
+_PAUSE_S: Final = 2.0
 
 
 class CopyDown:
@@ -43,6 +44,8 @@ class CopyDown:
         self._on_written = on_written
         self._copying: dict[BlockHash, int] = {}
         self._num_bytes = 0
+        self._resume_s = 0.0
+        """Not before: what the target refused would only be read again."""
         self._settled: set[BlockHash] = set()
         """Of those that leave next: in the target, or not to be there."""
 
@@ -52,7 +55,7 @@ class CopyDown:
 
     def demote(self) -> None:
         """As much of it as may be on its way at once."""
-        if self._target.why_resting is not None:
+        if self._target.why_resting is not None or self._loop.clock() < self._resume_s:
             return
         leaving = self._source.leaving()
         self._settled.intersection_update(leaving)
@@ -110,4 +113,5 @@ class CopyDown:
     def _end(self, record: BlockRecord, error: BaseException | None) -> None:
         self._num_bytes -= self._copying.pop(record.meta.hash)
         if error is not None:
+            self._resume_s = self._loop.clock() + _PAUSE_S
             log.warning("block not copied down block=%s why=%s", short(record.meta.hash), error)
