@@ -4,7 +4,7 @@ number); everything else is in arrays, for a million blocks must neither cost gi
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,12 @@ class BlockTable:
 
     def hash_of(self, row: int) -> BlockHash:
         return BlockHash(bytes(self.hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
+
+    def hashes_of(self, rows: Sequence[int]) -> list[BlockHash]:
+        """Of many rows at once, for a call of `hash_of` costs as much as the hash."""
+        hashes = self.hashes
+        starts = [row * HASH_BYTES for row in rows]
+        return cast(list[BlockHash], [bytes(hashes[at : at + HASH_BYTES]) for at in starts])
 
     def parent_of(self, row: int) -> BlockHash:
         return BlockHash(bytes(self.parents[row * HASH_BYTES : (row + 1) * HASH_BYTES]))

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from daemons.core.errors import NotFound
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.protocol.block import MAX_REPLICAS, BlockLocation, SealedBlock, Tier
-from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import RegionRef
 from daemons.store.block_table import NO_ROW, BlockTable
 from daemons.store.eviction import POLICIES, EvictionPolicy
@@ -397,7 +396,7 @@ class Directory:
             self.replicas.named_until_s[row] = now_s + RENAME_AFTER_S
             slot.pending_bytes += self.replicas.length[row]
         slot.pending_until_s = now_s + RENAME_AFTER_S
-        return [self.blocks.hash_of(self.replicas.block[row]) for row in rows]
+        return self.blocks.hashes_of([self.replicas.block[row] for row in rows])
 
     def sweep(self, max_rows: int) -> list[tuple[Place, BlockHash]]:
         """Clean up to `max_rows` rows of dropped nodes; returns the replicas that are gone with them."""
@@ -695,12 +694,7 @@ class Directory:
     def _locations(self, rows: Sequence[int]) -> list[BlockLocation]:
         """Of these replicas, in order; columns as locals, for this is most of what a plan costs."""
         replicas, blocks = self.replicas, self.blocks
-        slots, slot_of, block_of, hashes = (
-            replicas.slots,
-            replicas.slot,
-            replicas.block,
-            blocks.hashes,
-        )
+        slot_of, block_of, last = replicas.slot, replicas.block, NO_ROW
         offset, length, trailer_bytes = replicas.offset, replicas.length, replicas.trailer_bytes
         version, checksum, num_layers = (
             replicas.version,
@@ -708,23 +702,27 @@ class Directory:
             replicas.num_layers,
         )
         locations = []
-        for row in rows:
-            slot = slots[slot_of[row]]
-            assert slot is not None, "a replica's slot is open"
-            at = block_of[row] * HASH_BYTES
+        for row, block_hash in zip(
+            rows, blocks.hashes_of([block_of[row] for row in rows]), strict=True
+        ):
+            if slot_of[row] != last:  # most blocks of a prefix are where the one before is
+                last = slot_of[row]
+                slot = self._slot(last)
+                node, region, tier, host_id = slot.node, slot.region, slot.tier, slot.host_id
+                control = slot.control if tier != "dram" else ""
             location = BlockLocation(
-                hash=BlockHash(bytes(hashes[at : at + HASH_BYTES])),
-                node=slot.node,
-                region=slot.region,
+                hash=block_hash,
+                node=node,
+                region=region,
                 offset=offset[row],
                 length=length[row],
                 trailer_bytes=trailer_bytes[row],
                 version=version[row],
                 seal_checksum=checksum[row],
                 num_layers=num_layers[row],
-                tier=slot.tier,
-                host_id=slot.host_id,
-                control=slot.control if slot.tier != "dram" else "",
+                tier=tier,
+                host_id=host_id,
+                control=control,
             )
             locations.append(location)
         return locations
