@@ -25,7 +25,7 @@ class NodeSection(Section, frozen=True, kw_only=True):
 
 
 class HttpSection(Section, frozen=True, kw_only=True):
-    """The OpenAI-compatible API; /metrics and /health are on the same port."""
+    """The OpenAI-compatible API; /metrics, /health and /status are on the same port."""
 
     host: Host = "127.0.0.1"
     port: Port = 8000
@@ -36,6 +36,8 @@ class HttpSection(Section, frozen=True, kw_only=True):
     """A connection that has not sent the head of a request so long after it was opened, or began one, is closed."""
     drain_s: Seconds = 30.0
     """Answers that still run so long after SIGTERM are cut; the unit's TimeoutStopSec must be longer."""
+    status_page: bool = True
+    """Serve a page about the cluster at /status, for people; with tenants to whom /metrics is shown."""
 
 
 class RequestSection(Section, frozen=True, kw_only=True):

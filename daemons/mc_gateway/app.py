@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
+from starlette.routing import Route
 
 from daemons.client.channel_pool import ChannelPool
 from daemons.client.generate import Cluster
@@ -21,12 +22,14 @@ from daemons.config.common import size_bytes
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_gateway.board import Board
 from daemons.mc_gateway.bridge import Bridge
 from daemons.mc_gateway.catalog import REFRESH_S, Catalog
 from daemons.mc_gateway.connection import HttpConnection
 from daemons.mc_gateway.generation import Gateway, Slots
 from daemons.mc_gateway.handlers import build_asgi
 from daemons.mc_gateway.metrics import GatewayMetrics
+from daemons.mc_gateway.page import StatusPage
 from daemons.mc_gateway.prompt import Preparer
 from daemons.mc_gateway.visit import open_front
 from daemons.protocol.node import NodeDescription
@@ -121,10 +124,11 @@ class GatewayApp:
             max_body_bytes=self._max_body_bytes,
             slots=self._slots,
         )
+        routes, sampling = self._status_page(bridge, catalog)
         self.loop.call_soon_threadsafe(self._start_polling, catalog)
         self._server = _Server(
             uvicorn.Config(
-                build_asgi(gateway),
+                build_asgi(gateway, routes),
                 access_log=False,
                 h11_max_incomplete_event_size=65_536,
                 http=partial(HttpConnection, head_timeout_s=self._config.http.head_timeout_s),  # type: ignore[arg-type]
@@ -141,7 +145,19 @@ class GatewayApp:
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
+            for task in sampling:
+                task.cancel()
             preparer.close()
+
+    def _status_page(
+        self, bridge: Bridge, catalog: Catalog
+    ) -> tuple[list[Route], list[asyncio.Task[None]]]:
+        """Its paths, and what works for it; nothing where it is off."""
+        if not self._config.http.status_page:
+            return [], []
+        board = Board(bridge)
+        page = StatusPage(board, catalog, self._front)
+        return page.routes(), [asyncio.ensure_future(board.run_forever())]
 
     def _start_polling(self, catalog: Catalog) -> None:
         catalog.poll()

@@ -1,6 +1,6 @@
 """Paths of the gateway, and OpenAI-shaped errors for whatever matches none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from daemons.mc_gateway.api_error import ApiError
 from daemons.mc_gateway.api_reply import ListedModel, ListedNamespaces, ModelList, now_unix
@@ -22,7 +22,7 @@ from daemons.mc_gateway.outbound import error_response
 from daemons.protocol.node import ModelDescription
 
 
-def build_asgi(gateway: Gateway) -> Starlette:
+def build_asgi(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
     """The application; holds no state of its own."""
     chat = GenerationEndpoint(gateway, "chat", prepare_chat)
     completion = GenerationEndpoint(gateway, "completions", prepare_completion)
@@ -35,6 +35,7 @@ def build_asgi(gateway: Gateway) -> Starlette:
             Route("/v1/models/{name:path}", reads.model),
             Route("/health", reads.health),
             Route("/metrics", reads.metrics),
+            *more,
         ],
         exception_handlers={
             HTTPException: _on_http_error,

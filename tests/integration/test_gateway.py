@@ -36,19 +36,25 @@ from daemons.core.errors import (
     TransferError,
     Unavailable,
 )
-from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
+from daemons.core.ids import Epoch, HostId, Incarnation, NodeId, RequestId
 from daemons.mc_gateway.api_body import ChatBody, CompletionBody
 from daemons.mc_gateway.app import GatewayApp
 from daemons.protocol.base import Ok
+from daemons.protocol.block import CacheStat, CacheStatReply
 from daemons.protocol.node import (
     Beat,
     HelloReply,
     Join,
     JoinReply,
     Leave,
+    ListedNode,
     ListModels,
     ListModelsReply,
+    ListNodes,
+    ListNodesReply,
     ModelDescription,
+    NodeDescription,
+    Role,
 )
 from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import (
@@ -56,6 +62,9 @@ from daemons.protocol.request import (
     Generate,
     GenerateReply,
     InstanceAddress,
+    ListedRequest,
+    ListRequests,
+    ListRequestsReply,
     Plan,
     Schedule,
     Timing,
@@ -106,6 +115,35 @@ def describe_model(name: str = MODEL, **changes: object) -> ModelDescription:
         "is_reuse_safe": True,
     }
     return ModelDescription(**(values | changes))  # type: ignore[arg-type]
+
+
+EMPTY_POOL = CacheStatReply(
+    num_blocks=0,
+    num_replicas=0,
+    used_bytes=0,
+    capacity_bytes=0,
+    num_leased=0,
+    num_lookups=0,
+    num_lookup_blocks=0,
+    num_hit_blocks=0,
+    num_stored=0,
+    num_evicted=0,
+    num_cleared=0,
+    blocks_by_model={},
+)
+
+
+def describe_node(name: str, role: Role = "master", host: str = "here") -> NodeDescription:
+    return NodeDescription(
+        node=NodeId(name),
+        role=role,
+        host=host,
+        host_id=HostId("h"),
+        epoch=Epoch(1),
+        control="tcp://127.0.0.1:1",
+        pid=1,
+        software="0.1.0",
+    )
 
 
 class LoopThread:
@@ -229,6 +267,12 @@ class ScriptedMaster:
         self.decodes = decodes
         self.models = [describe_model()]
         self.refuse: McError | None = None
+        self.nodes: list[ListedNode] = []
+        self.requests: list[ListedRequest] = []
+        self.pool = EMPTY_POOL
+        self.num_looks = 0
+        self.is_silent = False
+        """About the cluster, not about plans."""
         self.scheduled: list[Schedule] = []
         self.joined: list[Join] = []
         self.thread = LoopThread()
@@ -269,6 +313,19 @@ class ScriptedMaster:
                 if self.refuse is not None:
                     raise self.refuse
                 call.reply(self._plan(message))
+            case CacheStat() | ListNodes() | ListRequests() if self.is_silent:
+                raise Unavailable("I say <b>nothing</b>")
+            case CacheStat():
+                call.reply(self.pool)
+            case ListNodes():
+                self.num_looks += 1
+                call.reply(
+                    ListNodesReply(
+                        incarnation=Incarnation(1), nodes=self.nodes, master=describe_node("master")
+                    )
+                )
+            case ListRequests():
+                call.reply(ListRequestsReply(requests=self.requests))
             case other:
                 raise AssertionError(other)
 
