@@ -15,7 +15,7 @@ from daemons.protocol import messages
 from mcctl import exit_codes, main
 
 UNIONS = (messages.Request, messages.Reply, messages.Part, messages.Notice, messages.Event)
-PAGES = sorted((Path(__file__).parents[2] / "man").iterdir())
+PAGES = sorted((Path(__file__).parents[2] / "man").glob("*.[1-8]"))
 
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
