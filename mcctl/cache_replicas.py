@@ -89,7 +89,8 @@ def move(  # noqa: PLR0913, PLR0917 - one for each flag
         render.emit_json(reply)
         return
     left = f", {reply.num_left} are on their way" if reply.num_left else ""
-    render.emit_line(f"{reply.num_blocks} blocks match{left}")
+    failed = f", {reply.num_failed} could not be moved: {reply.why}" if reply.num_failed else ""
+    render.emit_line(f"{reply.num_blocks} blocks match{left}{failed}")
 
 
 def _copied(ask: Callable[[], ReplicateReply], wait: bool) -> ReplicateReply:

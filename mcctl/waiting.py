@@ -22,7 +22,7 @@ Progress = Callable[[str], object]
 
 
 def until_copied(ask: Callable[[], ReplicateReply], progress: Progress) -> ReplicateReply:
-    """Raises Unavailable when no more copies are made."""
+    """Raises Unavailable when no more copies are made, or some were given up."""
     reply = ask()
     best, moved_s = reply.num_left, time.monotonic()
     while reply.num_left:
@@ -36,6 +36,8 @@ def until_copied(ask: Callable[[], ReplicateReply], progress: Progress) -> Repli
                 f"{reply.num_left} blocks are left and none was copied for {STUCK_S:g} s; nodes that are full take "
                 "none (`mcctl node list`), and the logs of the cache nodes say what failed"
             )
+    if reply.num_failed:
+        raise Unavailable(f"{reply.num_failed} blocks could not be moved and stay: {reply.why}")
     return reply
 
 
@@ -61,8 +63,8 @@ def until_drained(
             raise Unavailable(f"node {node} is not drained within {timeout_s:g} s: {text}")
         if deadline_s is None and now_s - moved_s > STUCK_S:
             raise Unavailable(
-                f"node {node} is not drained: {text}, and none was copied for {STUCK_S:g} s; the other nodes may have "
-                "no room (`mcctl node list`), or what is left lies on its SSD alone"
+                f"node {node} is not drained: {text}, and none was copied for {STUCK_S:g} s; `mcctl node list` shows "
+                "what room there is, the logs of the cache nodes what failed"
             )
         time.sleep(POLL_S)
 
@@ -99,4 +101,8 @@ def _find(reply: ListNodesReply, node: NodeId) -> ListedNode:
 
 
 def _left_text(listed: ListedNode) -> str:
-    return f"{listed.left_blocks} blocks ({format_size(listed.left_bytes)}) left"
+    """What is left, how much of that must be staged, and what holds it up."""
+    text = f"{listed.left_blocks} blocks ({format_size(listed.left_bytes)}) left"
+    if listed.left_below_blocks:
+        text += f", {listed.left_below_blocks} of them below its DRAM"
+    return f"{text}; {listed.left_why}" if listed.left_why else text

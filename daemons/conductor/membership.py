@@ -48,6 +48,10 @@ class Member:
     """Nothing new goes there."""
     left: tuple[int, int] | None = None
     """Of a draining node, (blocks, bytes) that still need a copy elsewhere; None: not counted yet."""
+    left_below: int = 0
+    """So many of these blocks are not in its DRAM."""
+    left_why: str = ""
+    """What holds them up."""
     trusted_ticks: int = 0
     """A beat has just shown readers' doubts to be wrong: so long none is listened to."""
     replaced: tuple[Epoch, ...] = ()

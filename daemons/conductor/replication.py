@@ -39,7 +39,10 @@ class CopyNode:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopies:
-    """Where a block is: `holders` can be read, `away` are domains of nodes that may be back soon."""
+    """Where a block is: `holders` can be read.
+
+    `away` are domains that count though their nodes do not stay: back soon, or read by others from the object store.
+    """
 
     hash: BlockHash
     num_bytes: int

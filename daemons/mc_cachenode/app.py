@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from daemons.client.channel_pool import ChannelPool
 from daemons.config.common import size_bytes, topology_file
 from daemons.config.mc_cachenode import CachenodeConfig
 from daemons.config.secret import mark_of, read_secret
 from daemons.core.ids import BlockHash, Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
+from daemons.mc_cachenode.copy_staging import SourceStaging
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
 from daemons.mc_cachenode.lower_blocks import LowerBlocks, LowerCallbacks
 from daemons.mc_cachenode.lower_tiers import OpenedTier, open_lower
@@ -121,6 +123,7 @@ class CachenodeApp:
                 on_promoted=self._on_promoted,
             )
         )
+        self._peers = ChannelPool(self.loop)
         self._reporter.pins = self._replicas.pins
         self._handlers = CachenodeHandlers(
             Parts(
@@ -135,6 +138,7 @@ class CachenodeApp:
                 room_wait_s=config.copy.room_wait_s,
                 may_evict=self._may_evict,
                 staging=self._staging,
+                sources=SourceStaging(self.loop, self._peers),
                 lower=list(self._lower.values()),
                 locate=self._locate,
                 copy_failed=self._on_copy_failed,
@@ -185,6 +189,7 @@ class CachenodeApp:
         self._is_closed.set()
         self._server.close()
         self._link.close()
+        self._peers.close()
         self._workers.close()
         for tier in self._lower.values():
             tier.close()  # reads and fills the segment until then

@@ -1,7 +1,7 @@
-"""Copies of blocks from peers' segments, which the master asks for: pulled, verified against their seal, sealed here.
+"""Copies of blocks from peers, which the master asks for: pulled, verified against their seal, sealed here.
 
-Loop thread; bytes move on copy workers, of which one is always left to puts. A copy keeps version, seal and age of its
-source, so whatever was cleared since stays cleared.
+Loop thread; bytes move on copy workers, of which one is always left to puts. What lies below the peer's DRAM is staged
+there first. A copy keeps version, seal and age of its source, so whatever was cleared since stays cleared.
 """
 
 import logging
@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.copy_pull import CopyOutcome, pull_copy
+from daemons.mc_cachenode.copy_staging import SourceStaging, StagedSources
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
 from daemons.protocol.block import BlockLocation
@@ -30,6 +33,11 @@ MAX_WAITING: Final = 4096
 """The master asks for less at a time; what is beyond is refused."""
 
 _JOB_BYTES: Final = 8 * MIB
+_MAX_STAGED_JOBS: Final = 2
+"""One is staged while another is read."""
+
+_Task = tuple[CopyOrder, Replica]
+_Release = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,7 @@ class CopyParts:
     replicas: ReplicaTable
     workers: CopyWorkers
     metrics: CachenodeMetrics
+    sources: SourceStaging
     timeout_s: float
     on_sealed: Callable[[Replica], object]
     on_present: Callable[[BlockHash], object]
@@ -56,37 +65,66 @@ class Copying:
         self.is_refusing = False
         self._parts = parts
         self._waiting: deque[CopyOrder] = deque()
+        self._below: deque[CopyOrder] = deque()
+        """Those whose source must be staged first."""
+        self._ready: deque[tuple[list[_Task], _Release]] = deque()
+        """Staged."""
         self._num_jobs = 0
+        self._num_staged_jobs = 0
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._below)
 
     def ask(self, orders: Sequence[CopyOrder]) -> None:
-        room = 0 if self.is_refusing else MAX_WAITING - len(self._waiting)
-        self._waiting.extend(orders[:room])
+        room = 0 if self.is_refusing else max(0, MAX_WAITING - self.num_waiting)
+        for order in orders[:room]:
+            (self._waiting if order.source.tier == "dram" else self._below).append(order)
         if orders[room:]:
             self._fail(orders[room:], "too many copies wait here")
         self._start()
 
     def _start(self) -> None:
         limit = max(1, self._parts.workers.num_workers - 1)
-        while self._waiting and self._num_jobs < limit:
-            orders = self._next_orders()
-            tasks = [(order, slot) for order in orders if (slot := self._begin(order))]
-            if tasks:
-                self._submit(tasks)
+        while self._num_jobs < limit and (self._ready or self._waiting):
+            if self._ready:
+                self._submit(*self._ready.popleft())
+            elif tasks := self._begin_all(_next_orders(self._waiting)):
+                self._submit(tasks, _nothing)
+        while self._num_staged_jobs < _MAX_STAGED_JOBS and self._below:
+            if tasks := self._begin_all(_next_orders(self._below)):
+                self._stage(tasks)
 
-    def _next_orders(self) -> list[CopyOrder]:
-        """Of one source, about a job's worth."""
-        orders = [self._waiting.popleft()]
-        num_bytes = orders[0].source.length
-        while self._waiting and self._waiting[0].source.node == orders[0].source.node:
-            num_bytes += self._waiting[0].source.length
-            if num_bytes > _JOB_BYTES:
-                break
-            orders.append(self._waiting.popleft())
-        return orders
+    def _stage(self, tasks: list[_Task]) -> None:
+        self._num_staged_jobs += 1
+        orders = [order for order, _ in tasks]
+        self._parts.sources.stage(orders, lambda staged: self._on_staged(tasks, staged))
+
+    def _on_staged(self, tasks: list[_Task], staged: StagedSources) -> None:
+        ready: list[_Task] = []
+        missed: list[CopyOrder] = []
+        for (order, replica), place in zip(tasks, staged.places, strict=True):
+            if place is None:
+                self._parts.replicas.abandon(replica)
+                missed.append(order)
+            else:
+                ready.append((msgspec.structs.replace(order, source=place), replica))
+
+        def release() -> None:
+            self._num_staged_jobs -= 1
+            staged.release()
+
+        if ready:
+            # Those that found no slot get the ones of these; each time round there are fewer.
+            self._below.extend(missed)
+            self._ready.append((ready, release))
+        else:
+            release()
+            self._fail(missed, staged.why)
+        self._start()
+
+    def _begin_all(self, orders: Sequence[CopyOrder]) -> list[_Task]:
+        return [(order, slot) for order in orders if (slot := self._begin(order))]
 
     def _begin(self, order: CopyOrder) -> Replica | None:
         """Its slot; None when there is nothing to copy, or no way to."""
@@ -113,7 +151,7 @@ class Copying:
         replica.wanted = order.wanted
         return replica
 
-    def _submit(self, tasks: list[tuple[CopyOrder, Replica]]) -> None:
+    def _submit(self, tasks: list[_Task], release: _Release) -> None:
         parts = self._parts
 
         def run() -> None:
@@ -122,20 +160,22 @@ class Copying:
                 pull_copy(parts.engine, segment, order, replica, parts.timeout_s)
                 for order, replica in tasks
             ]
-            parts.loop.call_soon_threadsafe(self._finish, done)
+            parts.loop.call_soon_threadsafe(self._finish, done, release)
 
         try:
             parts.workers.submit(("copy", tasks[0][0].source.node), run, len(tasks))
         except Exhausted as error:
             for _, replica in tasks:
                 parts.replicas.abandon(replica)
+            release()
             self._fail([order for order, _ in tasks], error.message)
         else:
             self._num_jobs += 1
 
-    def _finish(self, done: list[CopyOutcome]) -> None:
+    def _finish(self, done: list[CopyOutcome], release: _Release) -> None:
         parts = self._parts
         self._num_jobs -= 1
+        release()
         failed: dict[str, list[CopyOrder]] = {}
         for outcome in done:
             order, replica, why = outcome.order, outcome.replica, outcome.why
@@ -163,6 +203,22 @@ class Copying:
         log.info("not copied block=%s and=%d why=%s", short(hashes[0]), len(hashes) - 1, why)
         self._parts.metrics.copied_blocks.labels("failed").inc(len(hashes))
         self._parts.on_failed(hashes, why)
+
+
+def _next_orders(waiting: deque[CopyOrder]) -> list[CopyOrder]:
+    """Of one source, about a job's worth."""
+    orders = [waiting.popleft()]
+    num_bytes = orders[0].source.length
+    while waiting and waiting[0].source.node == orders[0].source.node:
+        num_bytes += waiting[0].source.length
+        if num_bytes > _JOB_BYTES:
+            break
+        orders.append(waiting.popleft())
+    return orders
+
+
+def _nothing() -> None:
+    """To let go of, for a source in DRAM."""
 
 
 def _refusal(order: CopyOrder) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from daemons.core.errors import Exhausted, ProtocolError
 from daemons.core.ids import BlockHash, short
+from daemons.mc_cachenode.copy_staging import SourceStaging
 from daemons.mc_cachenode.copying import Copying, CopyParts
 from daemons.mc_cachenode.lower_blocks import LowerBlocks
 from daemons.mc_cachenode.metrics import CachenodeMetrics
@@ -62,6 +63,7 @@ class Parts:
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
     staging: Staging
+    sources: SourceStaging
     lower: Sequence[LowerBlocks]
     """The tiers below DRAM, the fastest first."""
     locate: Callable[[Replica], BlockLocation]
@@ -99,6 +101,7 @@ class CachenodeHandlers:
                 replicas=parts.replicas,
                 workers=parts.workers,
                 metrics=parts.metrics,
+                sources=parts.sources,
                 timeout_s=parts.pull_timeout_s,
                 on_sealed=self._sealed,
                 on_present=parts.reporter.sealed,

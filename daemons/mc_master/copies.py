@@ -69,7 +69,10 @@ class Copies:
         }
 
     def look(self, block_hash: BlockHash) -> tuple[BlockCopies | None, list[BlockLocation]]:
-        """Where it is, and where it can be copied from: DRAM, of nodes that answer where there are any."""
+        """Where it is, and where it can be copied from: DRAM, of nodes that answer where there are any.
+
+        Only what no DRAM has is taken from below, where a node that answers stages it.
+        """
         state = self._state
         directory = state.directory
         found = directory.locate([block_hash], now_s=state.now_s(), lease_s=0)[0]
@@ -81,11 +84,31 @@ class Copies:
             num_bytes=found[0].length + found[0].trailer_bytes,
             wanted=directory.wanted_of(block_hash) or state.config.pool.replicas,
             holders=tuple(dict.fromkeys(at.node for at in found)),
-            away=frozenset(self.away[node].domain for node in kept if node in self.away),
+            away=frozenset(self.away[node].domain for node in kept if node in self.away)
+            | self._safe_objects(found),
         )
-        in_dram = [at for at in found if at.tier == "dram"]
-        answering = [at for at in in_dram if _state_of(state, at.node) == "alive"]
-        return block, answering or in_dram
+        answering = [at for at in found if _state_of(state, at.node) == "alive"]
+        sources = (
+            [at for at in answering if at.tier == "dram"]
+            or [at for at in found if at.tier == "dram"]
+            or [at for at in answering if at.tier == found[0].tier]
+        )
+        return block, sources
+
+    def is_object_shared(self) -> bool:
+        """Whether a node that stays could read the object tier of another that is out."""
+        return any(
+            member.state == "alive" and not member.is_draining and "object" in member.tiers
+            for member in self._state.membership
+        )
+
+    def _safe_objects(self, found: Sequence[BlockLocation]) -> frozenset[str]:
+        """Domains of draining nodes whose object tier has it, for others to read."""
+        holders = [self._state.membership.get(at.node) for at in found if at.tier == "object"]
+        draining = [member for member in holders if member is not None and member.is_draining]
+        if not draining or not self.is_object_shared():
+            return frozenset()
+        return frozenset(domain_of(member) for member in draining)
 
     def order(
         self,
@@ -124,9 +147,16 @@ class Copies:
             self.budget.pause(target, self._state.now_s() + _PAUSE_S)
 
     def free(self, node: NodeId, hashes: list[BlockHash]) -> None:
+        """In DRAM: what goes may be written down."""
         member = self._state.membership.get(node)
         if member is not None and hashes:
             self._state.out.notify(member, FreeBlocks(hashes=hashes))
+
+    def delete(self, node: NodeId, hashes: list[BlockHash]) -> None:
+        """In all its tiers."""
+        member = self._state.membership.get(node)
+        if member is not None and hashes:
+            self._state.out.notify(member, FreeBlocks(hashes=hashes, is_deletion=True))
 
     def sealed(self, block_hash: BlockHash, node: NodeId) -> None:
         if self.budget.end(block_hash, node) and self._resting:

@@ -202,6 +202,8 @@ class MembershipHandlers:
                 is_draining=member.is_draining,
                 left_blocks=member.left[0] if member.left else None,
                 left_bytes=member.left[1] if member.left else 0,
+                left_below_blocks=member.left_below if member.left else 0,
+                left_why=member.left_why if member.left and member.left[0] else "",
             )
             for member in state.membership
         ]

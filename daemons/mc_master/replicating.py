@@ -55,6 +55,8 @@ class Replicating:
         self._repairs: _Waiting = {}
         self._dropping: dict[BlockHash, float] = {}
         """Surplus that was told to go, until when it is not looked at again."""
+        self._failures: dict[NodeId, str] = {}
+        """The last one of a copy of what a draining node holds."""
         self._next_scan_s = 0.0
         self._scan: CountPass | None = None
 
@@ -84,7 +86,10 @@ class Replicating:
 
     def on_failed(self, message: CopyFailed) -> None:
         """What still lacks copies is found by the next look."""
-        self.moving.failed(self.copies.failed(message))
+        failed = self.copies.failed(message)
+        self.moving.failed(failed, message.node, message.why)
+        for node in self._draining_holders(failed):
+            self._failures[node] = f"{message.node}: {message.why}"[:200]
 
     def on_gone(self, member: Member) -> int:
         """Its blocks cannot be read any more; how many replicas those are. They count until it is given up."""
@@ -181,13 +186,40 @@ class Replicating:
             num_domains=len(possible | {each.domain for each in away.values()}),
             draining=frozenset(n.node for n in nodes.values() if not n.is_staying),
             default=self._state.config.pool.replicas,
+            is_object_shared=self.copies.is_object_shared(),
         )
 
     def _tell_left(self, counts: ReplicaCounts) -> None:
         for member in self._state.membership:
             # Before its first report nothing is known of what it holds.
-            left = counts.left.get(member.node.node)
+            node = member.node.node
+            left = counts.left.get(node)
             member.left = None if member.next_sequence is None else left
+            member.left_below = counts.left_below.get(node, 0)
+            if left and left[0]:
+                member.left_why = self._why_left(node)
+            else:
+                self._failures.pop(node, None)
+
+    def _why_left(self, draining: NodeId) -> str:
+        """Empty while copies get on."""
+        takers = [node for node in self.copies.nodes().values() if node.can_take]
+        if not takers:
+            return "no other node takes blocks"
+        full = self._state.config.pool.low_watermark - FULL_FOR_REPAIR
+        if all(node.used_share >= full for node in takers):
+            return f"the other nodes are full: copies fill a node to {full:.0%}"
+        return self._failures.get(draining, "")
+
+    def _draining_holders(self, hashes: Sequence[BlockHash]) -> set[NodeId]:
+        draining = {m.node.node for m in self._state.membership if m.is_draining}
+        if not draining:
+            return set()
+        directory = self._state.directory
+        rows = (directory.blocks.row_by_hash.get(block_hash) for block_hash in hashes)
+        return {node for row in rows if row is not None for node in directory.nodes_of(row)} & (
+            draining
+        )
 
     def _drop_surplus(
         self, hashes: Sequence[BlockHash], nodes: dict[NodeId, CopyNode], now_s: float

@@ -91,7 +91,13 @@ class ReplicationHandlers:
             is_there = directory.length_on((message.to, "dram"), block_hash) > 0
             if message.filter.node is not None or not is_there:
                 moving.ask(block_hash, message.to, message.filter.node)
-        return ReplicateReply(num_blocks=len(hashes), num_left=moving.num_of(hashes))
+        failures = moving.failures(hashes, message.to)
+        return ReplicateReply(
+            num_blocks=len(hashes),
+            num_left=moving.num_of(hashes),
+            num_failed=len(failures),
+            why=failures[0] if failures else "",
+        )
 
     def _drain(self, message: DrainNode) -> None:
         member = self._state.membership.get(message.node)

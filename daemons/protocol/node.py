@@ -167,6 +167,10 @@ class ListedNode(Record, frozen=True, kw_only=True):
     0: it is safe to stop. None: it is not draining, or not counted yet.
     """
     left_bytes: int = 0
+    left_below_blocks: int = 0
+    """Of `left_blocks`, those on its SSD or in its object tier alone, which are staged to be copied."""
+    left_why: str = ""
+    """What holds these up, where something does."""
 
 
 class ListNodesReply(Message, frozen=True, kw_only=True):

@@ -57,6 +57,10 @@ class ReplicateReply(Message, frozen=True, kw_only=True):
     num_left: int
     num_domains: int = 0
     """More replicas than that of one block cannot be."""
+    num_failed: int = 0
+    """Moves that were given up a moment ago; asked for later they are tried again."""
+    why: str = ""
+    """Of one of those."""
 
 
 class RememberWanted(Message, frozen=True, kw_only=True):

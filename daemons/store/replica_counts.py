@@ -1,8 +1,8 @@
 """Which blocks have too few replicas, or more than they should: a pass over the directory's columns, in steps.
 
 Replicas count by domain: two that share the fate of one host are one. Those of a node that is away for a short while
-count as there, those of a draining node as gone. What changes during a pass may be counted or not: whoever acts on a
-result looks at the block again.
+count as there, those of a draining node as gone, but for what its object tier has where others can read that. What
+changes during a pass may be counted or not: whoever acts on a result looks at the block again.
 """
 
 from collections.abc import Mapping
@@ -33,6 +33,8 @@ class CountRules:
     num_domains: int
     draining: AbstractSet[NodeId]
     default: int
+    is_object_shared: bool = False
+    """A node that stays would read the object tier of one that is out."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class ReplicaCounts:
     only_draining: list[BlockHash] = field(default_factory=list)
     surplus: list[BlockHash] = field(default_factory=list)
     left: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
+    left_below: dict[NodeId, int] = field(default_factory=dict)
+    """So many blocks of these are not in the node's DRAM."""
 
 
 def count_replicas(directory: Directory, rules: CountRules, *, limit: int) -> ReplicaCounts:
@@ -60,7 +64,10 @@ class CountPass:
     """Call `step` until it says that `counts` are complete: first over replicas, then over blocks."""
 
     def __init__(self, directory: Directory, rules: CountRules, *, limit: int) -> None:
-        self.counts = ReplicaCounts(left=dict.fromkeys(rules.draining, (0, 0)))
+        self.counts = ReplicaCounts(
+            left=dict.fromkeys(rules.draining, (0, 0)),
+            left_below=dict.fromkeys(rules.draining, 0),
+        )
         self._directory = directory
         self._rules = rules
         self._limit = limit
@@ -73,7 +80,13 @@ class CountPass:
         self._there = np.zeros(shape, np.uint64)
         self._can_read = np.zeros(self._num_blocks, bool)
         self._slots_of = {node: directory.numbers_of(node) for node in rules.draining}
+        self._slot_tiers = {
+            number: slot.tier
+            for number, slot in enumerate(directory.replicas.slots)
+            if slot is not None
+        }
         self._bytes_on = {node: np.zeros(self._num_blocks, np.uint64) for node in rules.draining}
+        self._in_dram = {node: np.zeros(self._num_blocks, bool) for node in rules.draining}
         self._row = 0
         self._block = 0
 
@@ -107,6 +120,8 @@ class CountPass:
             for slot in numbers:
                 on_slot = slots == slot
                 self._bytes_on[node][blocks[on_slot]] = lengths[on_slot]
+                if self._slot_tiers[slot] == "dram":
+                    self._in_dram[node][blocks[on_slot]] = True
 
     def _judge(self, part: slice) -> None:
         rules, counts = self._rules, self.counts
@@ -119,9 +134,11 @@ class CountPass:
         for node, bytes_on in self._bytes_on.items():
             held = bytes_on[part]
             is_draining |= held > 0
-            left = held[short & (held > 0)]
+            is_left = short & (held > 0)
+            left = held[is_left]
             before = counts.left[node]
             counts.left[node] = (before[0] + len(left), before[1] + int(left.sum()))
+            counts.left_below[node] += int((is_left & ~self._in_dram[node][part]).sum())
         self._collect(counts.short, short & ~is_draining, part.start)
         self._collect(counts.only_draining, short & is_draining, part.start)
         self._collect(counts.surplus, surplus, part.start)
@@ -157,7 +174,8 @@ def _domain_by_slot(
         if slot is None or (slot.is_dropped and not slot.is_kept):
             continue
         live[number] = not slot.is_dropped
-        if slot.node not in rules.draining:
+        is_safe = rules.is_object_shared and slot.tier == "object"
+        if is_safe or slot.node not in rules.draining:
             name = rules.domains.get(slot.node, slot.host_id)
             domain[number] = numbers.setdefault(name, len(numbers))
     return domain, live

@@ -159,7 +159,8 @@ def drain_text(node: ListedNode) -> str:
         return "counting"
     if node.left_blocks == 0:
         return "safe to stop"
-    return f"{node.left_blocks} blocks left"
+    why = f": {node.left_why}" if node.left_why else ""
+    return f"{node.left_blocks} blocks left{why}"
 
 
 def memory_text(node: ListedNode) -> str:

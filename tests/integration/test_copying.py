@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from daemons.client.channel_pool import ChannelPool
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, HostId, NodeId, new_epoch
+from daemons.mc_cachenode.copy_staging import SourceStaging
 from daemons.mc_cachenode.copying import MAX_WAITING, Copying, CopyParts
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
@@ -103,6 +105,7 @@ def node() -> Iterator[Node]:
     engine = TransferEngine(epoch=new_epoch(), transports=("tcp",))
     workers = CopyWorkers(2, 100)
     replicas = ReplicaTable(Segment(allocate_shared("node", SEGMENT)))
+    channels = ChannelPool(loop)
     made: Node
 
     def on_failed(hashes: list[BlockHash], why: str) -> None:
@@ -114,6 +117,7 @@ def node() -> Iterator[Node]:
         replicas=replicas,
         workers=workers,
         metrics=CachenodeMetrics(),
+        sources=SourceStaging(loop, channels),
         timeout_s=5.0,
         on_sealed=lambda replica: made.sealed.append(replica),
         on_present=lambda block_hash: made.present.append(block_hash),
@@ -122,6 +126,7 @@ def node() -> Iterator[Node]:
     )
     made = Node(loop, replicas, Copying(parts))
     yield made
+    channels.close()
     workers.close()
     engine.close()
     loop.close()

@@ -1,6 +1,7 @@
 """Two nodes with one object store: what the one wrote is read by the other while it is away."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from kit.object_server import ObjectServer
@@ -8,18 +9,21 @@ from kit.pool import short_directory
 from kit.replicated_pool import ReplicatedPool, wait_until
 
 from daemons.client.staging import staged
-from daemons.core.ids import BlockHash
+from daemons.core.ids import BlockHash, NodeId
+from daemons.protocol.block import BlockFilter
 
 NUM_BLOCKS = 6
+_numbers = count()
 
 
 @pytest.fixture
 def pool(object_server: ObjectServer) -> Iterator[ReplicatedPool]:
-    object_server.make_bucket("adopted")
+    bucket = f"adopted-{next(_numbers)}"
+    object_server.make_bucket(bucket)
     with short_directory() as directory:
         pool = ReplicatedPool(directory, 0)
         pool.node_settings += (
-            *object_server.settings("adopted"),
+            *object_server.settings(bucket),
             "object.flush=write-through",
             "segment.keep=false",
         )
@@ -46,6 +50,25 @@ def test_another_node_reads_the_objects_of_one_that_is_out_until_it_is_back(
     pool.nodes["n0"].start()
     wait_until(lambda: ("n0", "object") in places(pool, hashes), 30, "back")
     wait_until(lambda: ("n1", "object") not in places(pool, hashes), 10, "given back")
+    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+        assert pool.read_at(here) == NUM_BLOCKS
+
+
+def test_a_drained_node_need_not_copy_what_others_can_read_in_the_object_store(
+    pool: ReplicatedPool,
+) -> None:
+    hashes = pool.put("n0", range(16 * NUM_BLOCKS))
+
+    def is_written() -> bool:
+        pool.client.flush_blocks(BlockFilter(), to="object", evict=True)
+        return places(pool, hashes) == {("n0", "object")}
+
+    wait_until(is_written, 20, "in the object store alone")
+    pool.client.drain_node(NodeId("n0"), is_draining=True)
+    wait_until(lambda: pool.node("n0").left_blocks == 0, 10, "safe to stop")
+    assert places(pool, hashes) == {("n0", "object")}
+    pool.nodes["n0"].kill()
+    wait_until(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
     with staged(pool.match(hashes).locations, timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 

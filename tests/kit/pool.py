@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -146,9 +147,7 @@ def short_directory() -> Iterator[Path]:
     try:
         yield path
     finally:
-        for file in sorted(path.rglob("*"), reverse=True):
-            file.rmdir() if file.is_dir() else file.unlink()
-        path.rmdir()
+        shutil.rmtree(path, ignore_errors=True)  # whoever used it may have removed it
 
 
 @contextmanager
