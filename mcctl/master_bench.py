@@ -91,10 +91,10 @@ class MasterBench:
 
     pid: int
     nodes: SyntheticNodes
+    round_trip: RoundTrips
     plan: MasterPlan
     progress: Progress
     rows: list[MasterRow] = field(default_factory=list)
-    _big: SyntheticNode | None = None
 
     def run(self) -> MasterResult:
         """The order matters: each step finds what the one before left."""
@@ -152,18 +152,17 @@ class MasterBench:
         self.progress("look-ups")
         chains = [chain(number) for number in range(self.plan.num_blocks // CHAIN_BLOCKS)][:400]
         parts = [hashes[at : at + _SMALL] for hashes in chains for at in range(0, 224, _SMALL)]
-        with bare_round_trips() as round_trip:
-            for size, keys in ((_SMALL, parts), (CHAIN_BLOCKS, chains)):
-                matches = [Match(hashes=each) for each in keys]
-                self._asked(f"match, {size} a call", matches, MatchReply, size, round_trip)
-            locates = [Locate(hashes=part) for part in parts]
-            self._asked(f"locate, {_SMALL} a call", locates, LocateReply, _SMALL, round_trip)
-            for size in (_SMALL, 1000):
-                asked = [
-                    ExistNames(namespace=NAMESPACE, names=list(names[at : at + size]))
-                    for at in range(0, len(names) - size + 1, size)
-                ] * (10 if size == _SMALL else 50)
-                self._asked(f"exists, {size} a call", asked, ExistNamesReply, size, round_trip)
+        for size, keys in ((_SMALL, parts), (CHAIN_BLOCKS, chains)):
+            matches = [Match(hashes=each) for each in keys]
+            self._asked(f"match, {size} a call", matches, MatchReply, size)
+        locates = [Locate(hashes=part) for part in parts]
+        self._asked(f"locate, {_SMALL} a call", locates, LocateReply, _SMALL)
+        for size in (_SMALL, 1000):
+            asked = [
+                ExistNames(namespace=NAMESPACE, names=list(names[at : at + size]))
+                for at in range(0, len(names) - size + 1, size)
+            ] * (10 if size == _SMALL else 50)
+            self._asked(f"exists, {size} a call", asked, ExistNamesReply, size)
         self._match_time(chains[0])
 
     def _asked(
@@ -172,49 +171,45 @@ class MasterBench:
         messages: Sequence[Message],
         reply_type: type[Message],
         size: int,
-        round_trip: RoundTrips,
     ) -> None:
         """`size` blocks in each message. The limit: what a bare echo of as many bytes takes, and the codec."""
         [reply] = self.nodes.ask_all(messages[-1:], reply_type)
         use = self._use(size * len(messages), lambda: self.nodes.ask_all(messages, reply_type))
         asked, answered = encode(messages[-1]), encode(reply)
         codec_s = _cpu_of(lambda: (decode_request(asked), encode(reply)))
-        echo_s = self._echo_cpu(round_trip, max(asked, answered, key=len))
+        echo_s = self._echo_cpu(max(asked, answered, key=len))
         self._rate(what, use, size / (codec_s + echo_s), "a bare echo of the reply, and the codec")
 
-    def _echo_cpu(self, round_trip: RoundTrips, message: bytes) -> float:
+    def _echo_cpu(self, message: bytes) -> float:
         """CPU seconds of the process that gives it back; the nodes go on beating."""
-        before_s = cpu_s(round_trip.pid)
+        before_s = cpu_s(self.round_trip.pid)
         for number in range(_ECHOES):
-            round_trip(message)
+            self.round_trip(message)
             if number % 100 == 0:
                 self.nodes.rest(0.005)
-        return (cpu_s(round_trip.pid) - before_s) / _ECHOES
+        return (cpu_s(self.round_trip.pid) - before_s) / _ECHOES
 
     def _match_time(self, hashes: Sequence[bytes]) -> None:
         match = Match(hashes=[block_hash(n) for n in range(len(hashes))])
         times, limits = [], []
-        with bare_round_trips() as round_trip:
-            for _ in range(200):
-                limits.append(round_trip())
-                times.append(self.nodes.time_of(match, MatchReply))
+        for _ in range(200):
+            limits.append(self.round_trip())
+            times.append(self.nodes.time_of(match, MatchReply))
         self._time("match of 250 at the client, p50", median(times), median(limits))
 
     def _death(self, big: SyntheticNode) -> None:
         """Look-ups of what another node holds, while the master notices and cleans up."""
         self.progress(f"a node of {big.num_blocks} blocks dies")
         match = Match(hashes=[block_hash((1 << 40) + n) for n in range(_SMALL)])
-        is_known = False
-        with bare_round_trips() as round_trip:
-            before = [self.nodes.time_of(match, MatchReply) for _ in range(300)]
-            self.nodes.kill(big)
-            times, limits = [], []
-            end_s = time.monotonic() + DEATH_S
-            while time.monotonic() < end_s:
-                limits.append(round_trip())
-                times.append(self.nodes.time_of(match, MatchReply))
-                self.nodes.rest(0.001)
-            is_known = self._is_dead(big.node)
+        before = [self.nodes.time_of(match, MatchReply) for _ in range(300)]
+        self.nodes.kill(big)
+        times, limits = [], []
+        end_s = time.monotonic() + DEATH_S
+        while time.monotonic() < end_s:
+            limits.append(self.round_trip())
+            times.append(self.nodes.time_of(match, MatchReply))
+            self.nodes.rest(0.001)
+        is_known = self._is_dead(big.node)
         what = (
             "look-up while a node dies, p99" if is_known else "look-up, p99; the node is not dead"
         )
@@ -256,11 +251,14 @@ class MasterBench:
 
 
 def run(master: str, pid: int, plan: MasterPlan, progress: Progress) -> MasterResult:
-    nodes = SyntheticNodes(master)
-    try:
-        return MasterBench(pid, nodes, plan, progress).run()
-    finally:
-        nodes.close()
+    with (
+        bare_round_trips() as round_trip
+    ):  # before the nodes, which have to beat while a process starts
+        nodes = SyntheticNodes(master)
+        try:
+            return MasterBench(pid, nodes, round_trip, plan, progress).run()
+        finally:
+            nodes.close()
 
 
 def _decoding(batch: int) -> tuple[float, str]:
