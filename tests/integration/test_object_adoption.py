@@ -21,7 +21,8 @@ def pool(object_server: ObjectServer) -> Iterator[ReplicatedPool]:
     bucket = f"adopted-{next(_numbers)}"
     object_server.make_bucket(bucket)
     with short_directory() as directory:
-        pool = ReplicatedPool(directory, 0)
+        (directory / "pool").mkdir()
+        pool = ReplicatedPool(directory / "pool", 0)  # which removes its directory
         pool.node_settings += (
             *object_server.settings(bucket),
             "object.flush=write-through",
