@@ -12,13 +12,15 @@ from daemons.core.units import format_duration
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.pin import PinBlocksReply
 from mcctl import render
+from mcctl.object_blocks import ObjectNamespace, blocks_of
 from mcctl.output_schema import prints
-from mcctl.settings import settings_of
+from mcctl.settings import Settings, settings_of
 
 _MAX_TTL_S = 30 * 24 * 3600.0
 
 Hashes = Annotated[
-    list[str], typer.Argument(help="Hashes, or as many hex digits as name one block.")
+    list[str],
+    typer.Argument(help="Hashes, or as many hex digits as name one block; with --namespace names."),
 ]
 
 
@@ -32,6 +34,7 @@ def pin(
     hard: Annotated[
         bool, typer.Option("--hard", help="Never evicted, instead of after everything else.")
     ] = False,
+    namespace: ObjectNamespace = None,
 ) -> None:
     """Keep blocks, and all blocks before them in their prefixes. A new pin replaces the one before.
 
@@ -40,7 +43,8 @@ def pin(
     """
     settings = settings_of(context)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        reply = client.pin_blocks(_hashes(client, blocks), "hard" if hard else "soft", ttl)
+        hashes = _chosen(settings, client, blocks, namespace)
+        reply = client.pin_blocks(hashes, "hard" if hard else "soft", ttl)
     _show(
         settings.output,
         reply,
@@ -50,7 +54,7 @@ def pin(
 
 
 @prints(PinBlocksReply)
-def unpin(context: typer.Context, blocks: Hashes) -> None:
+def unpin(context: typer.Context, blocks: Hashes, namespace: ObjectNamespace = None) -> None:
     """End the pins of blocks; what other pins hold stays.
 
     \b
@@ -58,7 +62,7 @@ def unpin(context: typer.Context, blocks: Hashes) -> None:
     """
     settings = settings_of(context)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        reply = client.pin_blocks(_hashes(client, blocks), "none")
+        reply = client.pin_blocks(_chosen(settings, client, blocks, namespace), "none")
     _show(
         settings.output,
         reply,
@@ -72,6 +76,14 @@ def hex_digits(text: str) -> str:
     if not digits or len(digits) > 32 or set(digits) - set("0123456789abcdef"):
         raise typer.BadParameter(f"{text!r} is no block hash: 1 to 32 hex digits")
     return digits
+
+
+def _chosen(
+    settings: Settings, client: ClusterClient, texts: Sequence[str], namespace: str | None
+) -> list[BlockHash]:
+    if namespace is None:
+        return _hashes(client, texts)
+    return blocks_of(settings, namespace, texts)
 
 
 def _hashes(client: ClusterClient, texts: Sequence[str]) -> list[BlockHash]:

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from typing import Annotated
 
+import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound
 from daemons.core.ids import NodeId
+from daemons.protocol.block import BlockFilter
 from daemons.protocol.replication import ReplicateReply
 from mcctl import render
 from mcctl.block_filter import Model, Node, OlderThan, Tenant, block_filter
+from mcctl.object_blocks import ObjectNamespace, blocks_of
 from mcctl.output_schema import prints
-from mcctl.settings import settings_of
+from mcctl.settings import Settings, settings_of
 from mcctl.waiting import until_copied
 
 
@@ -23,7 +26,10 @@ def replicate(  # noqa: PLR0913, PLR0917 - one for each flag
         int, typer.Option(min=0, max=8, help="So many; 0: as many as the pool wants.")
     ],
     block: Annotated[
-        str | None, typer.Argument(help="A hash, or hex digits that hashes begin with.")
+        str | None,
+        typer.Argument(
+            help="A hash, or hex digits that hashes begin with; with --namespace a name."
+        ),
     ] = None,
     prefer: Annotated[
         list[str] | None, typer.Option(help="A node to copy to before others; can be repeated.")
@@ -32,6 +38,7 @@ def replicate(  # noqa: PLR0913, PLR0917 - one for each flag
     tenant: Tenant = None,
     older_than: OlderThan = None,
     node: Node = None,
+    namespace: ObjectNamespace = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until all are made.")] = False,
 ) -> None:
     """Have so many replicas of blocks, on distinct hosts.
@@ -42,7 +49,7 @@ def replicate(  # noqa: PLR0913, PLR0917 - one for each flag
     Example: mcctl cache replicate 3fa9c1 --count 2 --prefer cachenode-2
     """
     settings = settings_of(context)
-    chosen = block_filter(model, tenant, older_than, block, node)
+    chosen = _chosen(settings, namespace, block, (model, tenant, older_than, node))
     nodes = [NodeId(each) for each in prefer or []]
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = _copied(lambda: client.replicate_blocks(chosen, count, nodes), wait)
@@ -62,7 +69,10 @@ def move(  # noqa: PLR0913, PLR0917 - one for each flag
     context: typer.Context,
     to: Annotated[str, typer.Option(help="The node they go to.")],
     block: Annotated[
-        str | None, typer.Argument(help="A hash, or hex digits that hashes begin with.")
+        str | None,
+        typer.Argument(
+            help="A hash, or hex digits that hashes begin with; with --namespace a name."
+        ),
     ] = None,
     node: Annotated[
         str | None, typer.Option(help="The node they are taken from; else any that has them.")
@@ -70,6 +80,7 @@ def move(  # noqa: PLR0913, PLR0917 - one for each flag
     model: Model = None,
     tenant: Tenant = None,
     older_than: OlderThan = None,
+    namespace: ObjectNamespace = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until all are there.")] = False,
 ) -> None:
     """Copy blocks to a node, and free them where they were.
@@ -82,7 +93,7 @@ def move(  # noqa: PLR0913, PLR0917 - one for each flag
     if block is None and node is None and model is None and tenant is None and older_than is None:
         raise typer.BadParameter("say which blocks: a hash, --node or another filter")
     settings = settings_of(context)
-    chosen = block_filter(model, tenant, older_than, block, node)
+    chosen = _chosen(settings, namespace, block, (model, tenant, older_than, node))
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = _copied(lambda: client.move_blocks(chosen, NodeId(to)), wait)
     if settings.output == "json":
@@ -91,6 +102,22 @@ def move(  # noqa: PLR0913, PLR0917 - one for each flag
     left = f", {reply.num_left} are on their way" if reply.num_left else ""
     failed = f", {reply.num_failed} could not be moved: {reply.why}" if reply.num_failed else ""
     render.emit_line(f"{reply.num_blocks} blocks match{left}{failed}")
+
+
+def _chosen(
+    settings: Settings,
+    namespace: str | None,
+    block: str | None,
+    others: tuple[str | None, str | None, float | None, str | None],
+) -> BlockFilter:
+    """`others`: model, tenant, age and node."""
+    model, tenant, older_than, node = others
+    if namespace is None:
+        return block_filter(model, tenant, older_than, block, node)
+    if block is None:
+        raise typer.BadParameter("with --namespace say which object")
+    chosen = block_filter(model, tenant, older_than, None, node)
+    return msgspec.structs.replace(chosen, hashes=tuple(blocks_of(settings, namespace, [block])))
 
 
 def _copied(ask: Callable[[], ReplicateReply], wait: bool) -> ReplicateReply:

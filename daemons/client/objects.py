@@ -26,13 +26,13 @@ from daemons.client.object_reader import ObjectReader, value_of
 from daemons.client.object_source import SourceMemory
 from daemons.client.object_writer import Item, ObjectPut
 from daemons.client.sessions import ReplyType, Sessions
-from daemons.core.errors import McError, Rejected, TransferError
-from daemons.core.ids import NodeId
+from daemons.core.errors import McError, NotFound, Rejected, TransferError
+from daemons.core.ids import BlockHash, NodeId
 from daemons.core.units import MIB
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
-from daemons.protocol.block import MAX_REPLICAS
-from daemons.protocol.name_hash import MAX_NAME_BYTES
+from daemons.protocol.block import MAX_REPLICAS, BlockFilter
+from daemons.protocol.name_hash import MAX_NAME_BYTES, chunk_key
 from daemons.protocol.objects import (
     NAME_STATES,
     DeleteNames,
@@ -47,6 +47,8 @@ from daemons.protocol.objects import (
     StatNames,
     StatNamesReply,
 )
+from daemons.protocol.pin import PinBlocks, PinBlocksReply, PinLevel
+from daemons.protocol.replication import MoveBlocks, ReplicateBlocks, ReplicateReply
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import ByteArray, TransferEngine, as_bytes
 from daemons.transfer.buffers import Buffer
@@ -283,6 +285,44 @@ class Store:
             self._describe(name, each) if isinstance(each, Found) else each
             for name, each in zip(packed, found, strict=True)
         ]
+
+    # -- where they stay -----------------------------------------------------------------------------------------
+
+    def blocks_of(self, name: Name) -> Sequence[BlockHash]:
+        """The blocks that its current version is made of, by which verbs for blocks know it. Raises NotFound."""
+        packed = as_name(name)
+        self._lookup.cache.wait_reported()
+        [found] = self._lookup.find([packed], self.timeout_s, is_fresh=True)
+        if isinstance(found, McError):
+            raise found
+        if found is None:
+            raise NotFound(f"no object {packed!r} in namespace {self.namespace!r}")
+        at = found.places[0].location
+        num_chunks = self._fetch.footer(found, self.timeout_s).num_chunks
+        return [at.hash, *(chunk_key(at.hash, at.version, index) for index in range(num_chunks))]
+
+    def pin(self, name: Name, *, ttl_s: float = 1800.0, is_hard: bool = False) -> None:
+        """Keep this version from eviction for so long: soft, after everything else goes; hard, at all."""
+        level: PinLevel = "hard" if is_hard else "soft"
+        message = PinBlocks(hashes=[*self.blocks_of(name)], level=level, ttl_ms=round(1000 * ttl_s))
+        self._ask(message, PinBlocksReply)
+
+    def unpin(self, name: Name) -> None:
+        self._ask(PinBlocks(hashes=[*self.blocks_of(name)], level="none"), PinBlocksReply)
+
+    def replicate(self, name: Name, count: int, *, prefer: Sequence[NodeId] = ()) -> int:
+        """Have it on so many hosts, these nodes first; returns how many of its blocks still lack a copy.
+
+        Copies are made in the background: say it again to see.
+        """
+        chosen = BlockFilter(hashes=tuple(self.blocks_of(name)))
+        message = ReplicateBlocks(filter=chosen, count=count, prefer=[*prefer])
+        return self._ask(message, ReplicateReply).num_left
+
+    def move(self, name: Name, to: NodeId) -> int:
+        """Copy it to a node and free it elsewhere; returns how many of its blocks are still on their way."""
+        message = MoveBlocks(filter=BlockFilter(hashes=tuple(self.blocks_of(name))), to=to)
+        return self._ask(message, ReplicateReply).num_left
 
     def namespaces(self) -> Sequence[NamespaceStat]:
         """Those of the whole cluster that hold objects."""

@@ -109,6 +109,7 @@ class Clearing:
                 tenant=each.filter.tenant,
                 hash_prefix=each.filter.hash_prefix,
                 node=each.filter.node,
+                hashes=each.filter.hashes,
                 older_than_s=age_s + (each.filter.older_than_s or 0.0),
             )
             # Every node tells all it knows, and a look at the whole directory is dear: one for each clear.

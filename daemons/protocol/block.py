@@ -156,6 +156,8 @@ class BlockFilter(Record, frozen=True, kw_only=True):
     """Hex digits."""
     older_than_s: float | None = None
     node: NodeId | None = None
+    hashes: tuple[BlockHash, ...] | None = None
+    """Only these."""
 
 
 class Tombstone(Record, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """Looking at the directory as an operator does: filters, pages, totals. Nothing here changes leases or recency."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +129,8 @@ def _live_rows(directory: Directory, node: NodeId | None = None) -> NDArray[np.i
 def _matching_rows(directory: Directory, wanted: BlockFilter, now_s: float) -> NDArray[np.intp]:
     blocks = directory.blocks
     rows = _live_rows(directory, wanted.node)
+    if wanted.hashes is not None:
+        rows = np.intersect1d(rows, _rows_of(directory, wanted.hashes))
     if len(rows) == 0:
         return rows
     is_wanted = np.array(
@@ -152,6 +155,12 @@ def _matching_rows(directory: Directory, wanted: BlockFilter, now_s: float) -> N
         not_above = (first < high[0]) | ((first == high[0]) & (last <= high[1]))
         rows = np.compress(not_below & not_above, rows)
     return rows
+
+
+def _rows_of(directory: Directory, hashes: Sequence[BlockHash]) -> NDArray[np.intp]:
+    find = directory.blocks.row_by_hash.get
+    found = [row for block_hash in hashes if (row := find(block_hash)) is not None]
+    return np.array(found, np.intp)
 
 
 def _prefix_bounds(prefix: str) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -55,5 +55,6 @@ def _matches(wanted: BlockFilter, node: NodeId, meta: BlockMeta) -> bool:
         wanted.model in (None, meta.model)
         and wanted.tenant in (None, meta.tenant)
         and wanted.node in (None, node)
+        and (wanted.hashes is None or meta.hash in wanted.hashes)
         and meta.hash.hex().startswith((wanted.hash_prefix or "").lower())
     )
