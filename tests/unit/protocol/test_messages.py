@@ -74,6 +74,8 @@ def sample(kind: Any, name: str = "") -> Any:
         return sample(next(a for a in arguments if a is not types.NoneType), name)
     if origin is list:
         return [sample(arguments[0], name)]
+    if origin is tuple:
+        return (sample(arguments[0], name),)
     if origin is dict:
         return {sample(arguments[0], name): sample(arguments[1], name)}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -92,6 +94,8 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*[strategy(argument) for argument in arguments])
     if origin is list:
         return st.lists(strategy(arguments[0]), max_size=2)
+    if origin is tuple:
+        return st.lists(strategy(arguments[0]), max_size=2).map(tuple)
     if origin is dict:
         return st.dictionaries(strategy(arguments[0]), strategy(arguments[1]), max_size=2)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
