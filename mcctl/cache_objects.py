@@ -81,11 +81,11 @@ def put(
     value = _read(file)
     with open_store(settings, namespace) as store:
         version = (store.replace if replace else store.put)(_name(name), value, like=ValueType())
-    result = PutResult(name=name, num_bytes=_size(value), version=version)
+    result = PutResult(name=shown(_name(name)), num_bytes=_size(value), version=version)
     if settings.output == "json":
         render.emit_json(result)
     else:
-        render.emit_line(f"{name}: {format_size(result.num_bytes)}, version {version}")
+        render.emit_line(f"{result.name}: {format_size(result.num_bytes)}, version {version}")
 
 
 @prints(GetResult)
@@ -112,7 +112,7 @@ def get(
         else:
             value = store.get(_name(name))
     if value is None:
-        raise NotFound(f"no object {name!r} in namespace {namespace!r}")
+        raise NotFound(f"no object {shown(_name(name))!r} in namespace {namespace!r}")
     if out is None:
         sys.stdout.buffer.write(value)
         return
@@ -143,9 +143,10 @@ def remove(
         typer.confirm(f"Delete {len(names)} objects?", abort=True, err=True)
     with open_store(settings, namespace) as store:
         found = store.delete_many([_name(name) for name in names])
+    said = [(shown(_name(name)), was_there) for name, was_there in zip(names, found, strict=True)]
     result = DeleteResult(
-        deleted=[name for name, was_there in zip(names, found, strict=True) if was_there],
-        missing=[name for name, was_there in zip(names, found, strict=True) if not was_there],
+        deleted=[name for name, was_there in said if was_there],
+        missing=[name for name, was_there in said if not was_there],
     )
     if settings.output == "json":
         render.emit_json(result)
@@ -243,7 +244,7 @@ def stat_object(settings: Settings, namespace: str, name: str) -> None:
     with open_store(settings, namespace) as store:
         found = store.stat(_name(name))
     if found is None:
-        raise NotFound(f"no object {name!r} in namespace {namespace!r}")
+        raise NotFound(f"no object {shown(_name(name))!r} in namespace {namespace!r}")
     if settings.output == "json":
         render.emit_json(
             ObjectResult(
@@ -331,12 +332,14 @@ def shown(name: bytes) -> str:
 
 
 def _read(file: str) -> Any:
-    """A file is mapped, not read: a large value is not copied here."""
+    """A file is mapped, not read: a large value is not copied here. Pipes, and /proc's files, say no size."""
     if file == "-":
         return sys.stdin.buffer.read()
     path = Path(file)
     try:
-        return np.memmap(path, np.uint8, "r") if path.stat().st_size else b""
+        if path.is_char_device():
+            raise ConfigError(f"{path}: a device has no end; name a file, or - for stdin")
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else path.read_bytes()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 

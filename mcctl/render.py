@@ -217,4 +217,6 @@ def _hex(value: object) -> object:
         return {_hex(key): _hex(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_hex(item) for item in value]
+    if isinstance(value, str):  # of the command line or a path, with bytes that are no text
+        return os.fsencode(value).decode("utf-8", "backslashreplace")
     return value

@@ -12,8 +12,9 @@ from typing import Final
 from daemons.client.object_reader import Place
 
 _MAX_NAMES: Final = 65_536
-_MAX_OWN: Final = 4096
 _REPORT_S: Final = 1.0
+_FLOOR_S: Final = 60.0
+"""Until a node that was away since it sealed a put of ours is taken to be lost, with what only it had."""
 _LIST_WAIT_S: Final = 0.05
 
 
@@ -34,7 +35,9 @@ class ObjectCache:
 
     def __init__(self) -> None:
         self._found: dict[bytes, Found] = {}
-        self._own: dict[bytes, float] = {}
+        self._own: dict[bytes, tuple[float, int]] = {}
+        """When we put it, and as which version."""
+        self._last_own_s = 0.0
         self._lock = threading.Lock()
 
     def get(self, name: bytes) -> Found | None:
@@ -52,6 +55,12 @@ class ObjectCache:
                 del self._found[next(iter(self._found))]
 
     def drop(self, name: bytes) -> None:
+        """Where it was is not where it is; what we put of it stays true."""
+        with self._lock:
+            self._found.pop(name, None)
+
+    def forget(self, name: bytes) -> None:
+        """It was deleted, or a put of it has an end that is not known."""
         with self._lock:
             self._found.pop(name, None)
             self._own.pop(name, None)
@@ -61,16 +70,23 @@ class ObjectCache:
         self.put(name, found)
         now_s = time.monotonic()
         with self._lock:
-            if len(self._own) >= _MAX_OWN:
-                self._own = {n: s for n, s in self._own.items() if now_s - s < _REPORT_S}
-            self._own[name] = now_s
+            self._own.pop(name, None)  # to the end: the oldest is the first
+            self._own[name] = now_s, found.places[0].location.version
+            self._last_own_s = now_s
+            if len(self._own) > _MAX_NAMES:
+                del self._own[next(iter(self._own))]
 
     def is_own(self, name: bytes) -> bool:
         """Whether it was put so lately that the master's word on it means nothing."""
-        put_s = self._own.get(name)
-        return put_s is not None and time.monotonic() - put_s < _REPORT_S
+        own = self._own.get(name)
+        return own is not None and time.monotonic() - own[0] < _REPORT_S
+
+    def floor_of(self, name: bytes) -> int:
+        """Our own put's version, below which nothing is true any more; 0 for names that we did not put lately."""
+        own = self._own.get(name)
+        return own[1] if own is not None and time.monotonic() - own[0] < _FLOOR_S else 0
 
     def wait_reported(self) -> None:
         """Until the master knows of all puts of our own, as far as waiting for the nodes' reports can tell."""
-        last_s = max(self._own.values(), default=0.0)
-        time.sleep(max(0.0, min(_LIST_WAIT_S, last_s + _LIST_WAIT_S - time.monotonic())))
+        left_s = self._last_own_s + _LIST_WAIT_S - time.monotonic()
+        time.sleep(max(0.0, min(_LIST_WAIT_S, left_s)))

@@ -173,7 +173,8 @@ class ObjectFetch:
         for attempt in range(_ATTEMPTS):
             try:
                 return read(found)
-            except (TransferError, Unavailable) as error:
+            except (TransferError, Unavailable) as failure:
+                error = failure
                 self._lookup.cache.drop(name)
                 is_bad = isinstance(error, BadSeal)
                 if attempt + 1 == _ATTEMPTS or not (is_bad or is_cached):
@@ -186,6 +187,9 @@ class ObjectFetch:
             [fresh] = self._lookup.find([name], 2.0, is_fresh=True)
             if not isinstance(fresh, Found):
                 _raise(fresh)
+                if not is_bad and self._lookup.cache.is_own(name):
+                    raise error  # its node is away, and the master has not heard of it yet
+                self._lookup.cache.forget(name)
                 return None
             found, is_cached = fresh, False
         raise AssertionError("the last attempt returns or raises")

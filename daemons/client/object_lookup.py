@@ -132,8 +132,8 @@ class ObjectLookup:
                 reply = session.ask_patiently(message, LocateNamesReply, left_s)
             states = [NAME_STATES[state] for state in reply.states]
             is_waiting = any(
-                state == "rebuilding" and not replicas
-                for state, replicas in zip(states, reply.replicas, strict=True)
+                (state == "rebuilding" and not replicas) or self._is_overtaken(name, replicas)
+                for name, state, replicas in zip(names, states, reply.replicas, strict=True)
             )
             if not is_waiting or time.monotonic() + _RETRY_S >= deadline_s:
                 break
@@ -147,7 +147,15 @@ class ObjectLookup:
         places = _places(reply.replicas, reply.grants)
         results: list[Found | McError | None] = []
         for index, name in enumerate(names):
-            if places[index]:
+            if self._is_overtaken(name, reply.replicas[index]):
+                results.append(
+                    Unavailable(
+                        f"{name!r} was put by this client as a version that the master has not heard of yet: its node "
+                        "is away or slow; read it again once it is back",
+                        retry_after_ms=500,
+                    )
+                )
+            elif places[index]:
                 found = Found(places[index], reply.value_bytes[index], until_s)
                 self.cache.put(name, found)
                 results.append(found)
@@ -163,6 +171,10 @@ class ObjectLookup:
                     )
                 )
         return results
+
+    def _is_overtaken(self, name: bytes, replicas: Sequence[BlockLocation]) -> bool:
+        """The master still names what a put of our own has replaced: its node has not reported that."""
+        return bool(replicas) and replicas[0].version < self.cache.floor_of(name)
 
     def _ask_chunks(self, keys: list[BlockHash], timeout_s: float) -> list[list[Place]]:
         message = Locate(hashes=keys, lease_ms=int(LEASE_S * 1000), wants_grants=self._wants_grants)

@@ -271,7 +271,7 @@ class Store:
             states = self._ask(message, DeleteNamesReply).states
             for name, state in zip(part, states, strict=True):
                 was_there.append(bool(state) or self._lookup.cache.is_own(name))
-                self._lookup.cache.drop(name)
+                self._lookup.cache.forget(name)
         return was_there
 
     def stat(self, name: Name) -> ObjectStat | None:

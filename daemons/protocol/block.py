@@ -1,6 +1,6 @@
 """Blocks in the pool: put, locate, free, list. Bytes never travel here; they are read where a Source says."""
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -11,6 +11,9 @@ from daemons.protocol.segment import RegionGrant, RegionRef, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
 RemovalReason = Literal["evicted", "cleared", "node_left", "bad"]
+MAX_HASHES: Final = 65_536
+"""Of one look-up: a million tokens in the smallest blocks. Each costs its server 10 us, in which it answers nobody."""
+Hashes = Annotated[list[BlockHash], msgspec.Meta(max_length=MAX_HASHES)]
 PutStatus = Literal["stored", "already_sealed", "being_written", "conflict", "exhausted", "failed"]
 
 
@@ -116,7 +119,7 @@ class PutReply(Message, frozen=True, kw_only=True):
 class Match(Message, frozen=True, kw_only=True):
     """To the master: how long a prefix of this chain is sealed, and where. Leases what it names."""
 
-    hashes: list[BlockHash]
+    hashes: Hashes
     lease_ms: int = 10_000
     near: HostId | None = None
     wants_grants: bool = False
@@ -136,7 +139,7 @@ class Locate(Message, frozen=True, kw_only=True):
     With `lease_ms` 0 it only looks: no lease, no recency (inspection never changes what is evicted next).
     """
 
-    hashes: list[BlockHash]
+    hashes: Hashes
     lease_ms: int = 10_000
     wants_grants: bool = False
 
@@ -263,7 +266,7 @@ class Stage(Message, frozen=True, kw_only=True):
     """
 
     stage_id: StageId
-    hashes: list[BlockHash]
+    hashes: Hashes
     hold_ms: int = 30_000
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from daemons.config.mc_master import MasterConfig, NodeSection
 from daemons.core.errors import ConfigError
-from daemons.core.ids import Incarnation, NodeId
+from daemons.core.ids import BlockHash, Incarnation, NodeId, StageId
 from daemons.mc_master.app import MasterApp
 from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
 from daemons.protocol.base import Ping
+from daemons.protocol.block import MAX_HASHES, Locate, Match, Stage
 from daemons.protocol.failure import Failure
 from daemons.protocol.messages import MasterRequest, Request, decode_incoming, encode
 from daemons.protocol.node import Join, NodeDescription, Role
@@ -134,6 +135,8 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, typing.NewType):
         return strategy(kind.__supertype__)
+    if origin is typing.Annotated:
+        return strategy(arguments[0])
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):
@@ -180,6 +183,17 @@ def test_random_requests_are_answered_and_leave_the_tables_whole(
     wire.app._tick()
     wire.app._handlers.blocks.sweep()
     wire.settle()
+
+
+@pytest.mark.parametrize("kind", [Match, Locate, Stage])
+def test_more_hashes_than_the_loop_has_time_for_are_refused(wire: Wire, kind: type) -> None:
+    """A million unknown ones held a master, or a node, for ten seconds, in which it answered nobody."""
+    stage_id = {"stage_id": StageId(b"s")} if kind is Stage else {}
+    wire.request(kind(hashes=[BlockHash(bytes(16))] * (MAX_HASHES + 1), **stage_id))
+    (answer,) = wire.settle()
+    assert isinstance(answer, Failure)
+    assert answer.code == "protocol"
+    assert str(MAX_HASHES) in answer.message
 
 
 def test_messages_of_other_servers_are_refused(wire: Wire) -> None:

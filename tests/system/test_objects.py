@@ -197,6 +197,26 @@ def test_mcctl_puts_gets_lists_and_deletes(
     assert run("cache", "stat", "small")[0] == 3
 
 
+def test_mcctl_takes_values_of_pipes_and_names_of_any_bytes(
+    pool: ObjectPool, store: Store, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def run(*arguments: str) -> tuple[int, bytes]:
+        words = ["--endpoint", pool.endpoint, *arguments, "--namespace", store.namespace.decode()]
+        return main(words), capfdbinary.readouterr().out
+
+    pipe, name = tmp_path / "pipe", os.fsdecode(b"\xff\n")
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"said without a size",))
+    writer.start()
+    code, out = run("--output", "json", "cache", "put", name, str(pipe))
+    writer.join(5)
+    assert (code, json.loads(out)["name"]) == (0, "\\xff\n")
+    assert run("cache", "get", name) == (0, b"said without a size")
+    assert run("cache", "put", name, "/dev/zero")[0] == 78, "it has no end"
+    code, out = run("--output", "json", "cache", "rm", name, "--yes")
+    assert (code, json.loads(out)["deleted"]) == (0, ["\\xff\n"])
+
+
 @pytest.mark.parametrize("kind", ["out.tar", "out"])
 def test_an_export_is_imported_whole_or_not_at_all(
     store: Store, tmp_path: Path, kind: str, pool: ObjectPool

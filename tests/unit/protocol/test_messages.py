@@ -68,6 +68,8 @@ def sample(kind: Any, name: str = "") -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, typing.NewType):
         return sample(kind.__supertype__, name)
+    if origin is typing.Annotated:
+        return sample(arguments[0], name)
     if origin is typing.Literal:
         return arguments[0]
     if origin in (typing.Union, types.UnionType):
@@ -88,6 +90,8 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, typing.NewType):
         return strategy(kind.__supertype__)
+    if origin is typing.Annotated:
+        return strategy(arguments[0])
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):
