@@ -12,6 +12,9 @@ from daemons.core.units import format_duration, format_size, parse_size
 from daemons.protocol.node import ModelDescription
 from daemons.simulation.disaggregated import POLICY_NAMES
 from daemons.simulation.hardware import DEFAULT, find_profile
+from daemons.simulation.outcome import Objectives
+from daemons.simulation.trace import TraceRequest, at_rate, read_trace
+from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from daemons.transfer.transports.rdma import why_unavailable
 from mcctl import (
     conductor_bench,
@@ -26,10 +29,12 @@ from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.conductor_bench import ConductorResult
+from mcctl.load_bench import LOAD_COLUMNS, LoadBench, LoadPlan, LoadResult, charts, load_rows
 from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
 from mcctl.oracle import Oracle
 from mcctl.output_schema import prints
+from mcctl.plot_file import check_plot, write_plot
 from mcctl.render import Column
 from mcctl.serve_bench import (
     DECODE_CONTEXT,
@@ -116,6 +121,88 @@ def serve(
     _show(result, on_stderr=output != "table")
     if output != "table":
         render.emit(output, result, _COLUMNS, result.rows)
+
+
+@app.command()
+@prints(LoadResult)
+def load(
+    context: typer.Context,
+    source: Annotated[
+        str, typer.Argument(help=f"A JSONL trace, or made-up traffic: {', '.join(WORKLOADS)}.")
+    ],
+    model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0.001, help="A trace: so many times as fast; made-up traffic: requests a second."
+        ),
+    ] = 1.0,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many requests.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of made-up traffic, and of all tokens.")] = 0,
+    length_scale: Annotated[
+        float, typer.Option(min=0.001, max=10.0, help="Prompts and answers so many times as long.")
+    ] = 1.0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=100, help="At most so many requests under way.")
+    ] = 64,
+    ttft_slo: Annotated[
+        float, typer.Option(min=0.001, help="Objective in seconds, to the first token.")
+    ] = 5.0,
+    tbt_slo: Annotated[
+        float, typer.Option(min=0.001, help="Objective in seconds, between tokens.")
+    ] = 0.2,
+    request_timeout: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="Seconds after which an answer has failed.")
+    ] = 120.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the distributions: .svg or .png.")] = None,
+    endpoint_http: Annotated[
+        str | None, typer.Option(help="Gateway of a running cluster.", metavar="URL")
+    ] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="Start a cluster for it even where one is up.")
+    ] = False,
+) -> None:
+    """Send the requests of a trace when they are due: percentiles, rejections, goodput.
+
+    Measures the cluster of `mcctl cluster up` if it is up and serves what is asked for, else one of its own.
+
+    \b
+    Example: mcctl bench load trace.jsonl --rate 0.5 --length-scale 0.1 --ttft-slo 2 --plot load.svg
+    Example: mcctl bench load chats --rate 4 --limit 200 --endpoint-http http://10.0.0.5:8000
+    """
+    if plot is not None:
+        check_plot(plot)
+    settings = settings_of(context)
+    requests = _requests(source, rate, limit, seed)
+    with render.progress("preparing") as progress, ExitStack() as stack:
+        url = endpoint_http or (None if own else _local_url(model, None, progress))
+        if url is not None:
+            served, master = _served(url, model, settings.api_key), settings.master
+        else:
+            path = (
+                model_store.fetch(model, progress)
+                if model in model_store.CATALOG
+                else model_store.find_model(model)
+            )
+            cluster = stack.enter_context(LocalCluster.temporary(ClusterOptions(model=path)))
+            url, served, master = cluster.url, path.name, cluster.master
+        plan = LoadPlan(
+            model=served,
+            vocab_size=_vocabulary(_described(master, served)),
+            requests=requests,
+            objectives=Objectives(ttft_slo, tbt_slo),
+            length_scale=length_scale,
+            concurrency=concurrency,
+            request_timeout_s=request_timeout,
+            seed=seed,
+        )
+        client = stack.enter_context(
+            OpenAiClient(url, timeout_s=request_timeout, api_key=settings.api_key)
+        )
+        result = LoadBench(client, plan, progress).run(Path(source).name)
+    if plot is not None:
+        write_plot(plot, charts(result))
+    render.emit(settings.output, result, LOAD_COLUMNS, load_rows(result))
 
 
 @app.command()
@@ -312,6 +399,13 @@ def _transports(name: str) -> tuple[transfer_bench.TransportName, ...]:
     raise typer.BadParameter(f"{name} is none of shm, tcp, rdma, all")
 
 
+def _requests(source: str, rate: float, limit: int, seed: int) -> list[TraceRequest]:
+    """`rate` as in `mcctl simulate`."""
+    if source in WORKLOADS:
+        return generate(WorkloadPlan(source, limit, rate, seed))
+    return at_rate(read_trace(Path(source), limit=limit), rate)
+
+
 class _Shape(TypedDict, total=False):
     repeats: int
     prefixes: tuple[int, ...]
@@ -344,9 +438,9 @@ def _measure(
         return ServeBench(client, plan, progress, oracle).run(dtype)
 
 
-def _served(url: str, wanted: str) -> str:
+def _served(url: str, wanted: str, api_key: str = "") -> str:
     """The served model that is meant; the catalogue's default means whatever is served alone."""
-    with OpenAiClient(url) as client:
+    with OpenAiClient(url, api_key=api_key) as client:
         served = client.models()
     packaged = model_store.CATALOG.get(wanted)
     name = packaged.name if packaged else Path(wanted).name

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "bench conductor",
     "bench ssd",
     "bench store",
+    "bench load",
     "bench master",
     "bench transfer",
     "model fetch",
