@@ -12,6 +12,7 @@
 # TORCH_INDEX_URL=URL        where pip also looks for torch, e.g. an index of CPU builds
 # PREFIX=DIR                 of install; /opt/mooncake
 # ENGINE=0                   wheelhouse and install without torch
+# S3=1                       wheelhouse and install with the client for object stores
 # QUICKSTART_ARGS, PYTEST_ARGS, INSTALL_ARGS  passed on
 
 PYTHON ?= python3
@@ -19,10 +20,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 ENGINE ?= 1
+S3 ?= 0
 SOAK_S ?= 600
 SEED ?= 1
 PREFIX ?= /opt/mooncake
+COMMA := ,
 WHEELHOUSE ?= dist/wheelhouse
+EXTRAS := $(if $(filter 0,$(ENGINE)),$(if $(filter 1,$(S3)),[s3]),[engine$(if $(filter 1,$(S3)),$(COMMA)s3)])
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(TORCH_INDEX)
 
 # OpenMP threads that spin on busy cores slow a step 10-60x.
@@ -43,7 +47,8 @@ rdma: | $(BIN)/python
 	@$(BIN)/python systemd/install-pyverbs.py
 
 install:
-	@systemd/install.sh --prefix $(PREFIX) $(if $(filter 0,$(ENGINE)),--no-engine) $(INSTALL_ARGS)
+	@systemd/install.sh --prefix $(PREFIX) $(if $(filter 0,$(ENGINE)),--no-engine) $(if $(filter 1,$(S3)),--s3) \
+	  $(INSTALL_ARGS)
 
 # Wheels are for the Python of .venv and this kind of machine; the folder holds install.sh and its files, too. Built from
 # a copy: setuptools leaves a folder build/ where it works.
@@ -51,7 +56,7 @@ wheelhouse: | $(BIN)/python
 	@rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)/source
 	@cp -r pyproject.toml README.md LICENSE mcctl daemons $(WHEELHOUSE)/source
 	@$(BIN)/python -m pip wheel --disable-pip-version-check $(TORCH_INDEX) --quiet --wheel-dir $(WHEELHOUSE) \
-	  '$(WHEELHOUSE)/source$(if $(filter 0,$(ENGINE)),,[engine])' >&2
+	  '$(WHEELHOUSE)/source$(EXTRAS)' >&2
 	@rm -rf $(WHEELHOUSE)/source && cp -r systemd configs man $(WHEELHOUSE)
 	@echo "Copy $(WHEELHOUSE) to the host and run its systemd/install.sh" >&2
 

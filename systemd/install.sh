@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs Mooncake MC on this host, or brings an installed one up to this source; run it again at any time.
 #
-#   systemd/install.sh [--prefix DIR] [--python PATH] [--wheelhouse DIR] [--no-engine] [--dry-run]
+#   systemd/install.sh [--prefix DIR] [--python PATH] [--wheelhouse DIR] [--no-engine] [--s3] [--dry-run]
 #   systemd/install.sh --uninstall [--purge] [--prefix DIR] [--dry-run]
 #
 #   --prefix DIR      where the program goes; /opt/mooncake
 #   --python PATH     interpreter of the venv, 3.11 or newer; /usr/bin/python3, else the one in PATH
 #   --wheelhouse DIR  install from this folder alone, without a network: see `make wheelhouse`
 #   --no-engine       without torch: a host that runs neither mc-prefill nor mc-decode
+#   --s3              with the client for an object store below the SSD: [object] of mc-cachenode
 #   --dry-run         say what would be done
 #   --uninstall       stop the daemons and remove the program; /etc/mooncake and /var/lib/mooncake stay
 #   --purge           with --uninstall: remove those and the user mooncake too
@@ -28,7 +29,7 @@ readonly CREDENTIALS_DIR=/etc/credstore # keys of the daemons, where mc-deploy(7
 readonly STATE_DIR=/var/lib/mooncake
 readonly SEGMENTS_UNIT=var-lib-mooncake-segments.mount
 
-prefix=/opt/mooncake python='' wheelhouse='' extras='[engine]' dry_run=0 action=install purge=0
+prefix=/opt/mooncake python='' wheelhouse='' engine=engine s3='' extras='' dry_run=0 action=install purge=0
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work='' unfinished='' written=()
 
@@ -67,7 +68,8 @@ parse() {
                 esac
                 shift
                 ;;
-            --no-engine) extras='' ;;
+            --no-engine) engine='' ;;
+            --s3) s3=s3 ;;
             --dry-run) dry_run=1 ;;
             --uninstall) action=uninstall ;;
             --purge) purge=1 ;;
@@ -76,6 +78,8 @@ parse() {
         esac
         shift
     done
+    extras=${engine}${engine:+${s3:+,}}${s3}
+    extras=${extras:+[$extras]}
     [[ $prefix =~ ^/[A-Za-z0-9._/-]+$ ]] || usage_error "--prefix: '$prefix' is not an absolute path of plain characters"
     [ "$purge" = 0 ] || [ "$action" = uninstall ] || usage_error "--purge goes with --uninstall"
 }
@@ -147,7 +151,9 @@ check_source() {
     wheelhouse=$(cd "$wheelhouse" && pwd)
     compgen -G "$wheelhouse/mooncake_mc-*.whl" >/dev/null ||
         lacks "$wheelhouse holds no mooncake_mc wheel; make it anew: make wheelhouse"
-    [ -z "$extras" ] || compgen -G "$wheelhouse/torch-*.whl" >/dev/null ||
+    [ -z "$s3" ] || compgen -G "$wheelhouse/boto3-*.whl" >/dev/null ||
+        lacks "$wheelhouse holds no boto3: fill it with make wheelhouse S3=1, or install without --s3"
+    [ -z "$engine" ] || compgen -G "$wheelhouse/torch-*.whl" >/dev/null ||
         lacks "$wheelhouse holds no torch: fill it with make wheelhouse, or install with --no-engine"
 }
 
@@ -173,7 +179,7 @@ build_release() {
         say "$release is there already"
         return
     fi
-    say "making $release with $python${extras:+ (torch takes a while)}"
+    say "making $release with $python${engine:+ (torch takes a while)}"
     run mkdir -p "$prefix/releases"
     [ "$dry_run" = 1 ] || unfinished=$release
     run rm -rf "$release"
