@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from integration.test_gateway import MODEL, ScriptedDecode, running_gateway
 from kit.models import make_tiny_model
 
 from daemons.simulation.outcome import Objectives
@@ -118,3 +119,20 @@ def test_equal_blocks_are_equal_tokens_and_the_rest_is_not() -> None:
     assert first[256:] != second[256:]
     assert first[-50:] != second[-50:]
     assert request_body(plan, requests[0])["prompt"] == first
+
+
+def test_refused_requests_are_rejected_ones_and_no_failures(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One at a time is answered by this gateway, the others get its 429."""
+    decode = ScriptedDecode("decode", lambda _: [40] * 20)
+    decode.interval_s = 0.05
+    with running_gateway(tmp_path, [decode], max_requests=1) as gateway:
+        where = ["--endpoint-http", gateway.url, "--endpoint", gateway.master.endpoint]
+        words = [str(trace), "--length-scale", "0.125", "--model", MODEL, "--rate", "5"]
+        assert main(["bench", "load", *words, *where, "--output", "json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+    assert result["num_answered"] >= 1
+    assert result["num_rejected"] >= 5
+    assert result["num_answered"] + result["num_rejected"] == 10
+    assert result["goodput"] == result["num_answered"] / 10
