@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from daemons.client.object_fetch import ObjectFetch
 from daemons.client.object_format import Kind, ValueType, as_name, type_of
 from daemons.client.object_lookup import ObjectLookup
 from daemons.client.object_reader import ObjectReader, value_of
+from daemons.client.object_sealed import await_sealed
 from daemons.client.object_source import SourceMemory
 from daemons.client.object_writer import Item, ObjectPut
 from daemons.client.sessions import ReplyType, Sessions
@@ -84,6 +86,7 @@ class _Wish(NamedTuple):
     replaces: bool
     like: ValueType | None
     replicas: int
+    min_sealed: int
 
 
 class Store:
@@ -140,13 +143,15 @@ class Store:
         timeout_s: float | None = None,
         like: ValueType | None = None,
         replicas: int = 0,
+        min_sealed: int = 1,
     ) -> int:
         """The version. The same bytes again succeed and move nothing; other bytes raise Conflict.
 
         `like` is what to remember of its type in place of what `value` is. `replicas` is how many hosts it should be
-        on, 0 what the pool wants; it returns when it is on one, the others follow.
+        on, 0 what the pool wants; it returns when it is on `min_sealed` of them, the others follow. Raises Unavailable
+        when the time is up before.
         """
-        return _one(self._put([(name, value)], timeout_s, _Wish(False, like, replicas)))
+        return _one(self._put([(name, value)], timeout_s, _Wish(False, like, replicas, min_sealed)))
 
     def replace(
         self,
@@ -156,9 +161,10 @@ class Store:
         timeout_s: float | None = None,
         like: ValueType | None = None,
         replicas: int = 0,
+        min_sealed: int = 1,
     ) -> int:
         """Put in place of whatever is there, or of nothing; the new version is above every earlier one."""
-        return _one(self._put([(name, value)], timeout_s, _Wish(True, like, replicas)))
+        return _one(self._put([(name, value)], timeout_s, _Wish(True, like, replicas, min_sealed)))
 
     def put_many(
         self,
@@ -166,9 +172,10 @@ class Store:
         *,
         timeout_s: float | None = None,
         replicas: int = 0,
+        min_sealed: int = 1,
     ) -> list[int | McError]:
         """A version or an error for each, in order."""
-        return self._put(values, timeout_s, _Wish(False, None, replicas))
+        return self._put(values, timeout_s, _Wish(False, None, replicas, min_sealed))
 
     def replace_many(
         self,
@@ -176,8 +183,9 @@ class Store:
         *,
         timeout_s: float | None = None,
         replicas: int = 0,
+        min_sealed: int = 1,
     ) -> list[int | McError]:
-        return self._put(values, timeout_s, _Wish(True, None, replicas))
+        return self._put(values, timeout_s, _Wish(True, None, replicas, min_sealed))
 
     def put_from(self, name: Name, buffer: Buffer, *, timeout_s: float | None = None) -> int:
         """`put` of registered memory: the node reads it where it lies. Raises Rejected for other memory."""
@@ -364,6 +372,10 @@ class Store:
     ) -> list[int | McError]:
         if not 0 <= wish.replicas <= MAX_REPLICAS:
             raise Rejected(f"{wish.replicas} replicas: a value has 1 to {MAX_REPLICAS}")
+        if not 1 <= wish.min_sealed <= max(1, wish.replicas):
+            raise Rejected(
+                f"min_sealed is 1 to the number of replicas that is asked for with it, not {wish.min_sealed}"
+            )
         items = [
             Item(
                 as_name(name),
@@ -380,6 +392,7 @@ class Store:
         if timeout_s is None:
             wait_s += num_bytes / _PUT_BYTES_PER_S
         for start in range(0, len(items), _MAX_NAMES):
+            part, deadline_s = items[start : start + _MAX_NAMES], time.monotonic() + wait_s
             with self._sessions.borrow() as session:
                 ObjectPut(
                     session,
@@ -388,7 +401,9 @@ class Store:
                     replaces=wish.replaces,
                     is_same=self._fetch.is_same,
                     timeout_s=wait_s,
-                ).run(items[start : start + _MAX_NAMES])
+                ).run(part)
+                if wish.min_sealed > 1:
+                    await_sealed(session, part, wish.min_sealed, deadline_s=deadline_s)
         return [self._outcome(item) for item in items]
 
     def _outcome(self, item: Item) -> int | McError:

@@ -1,7 +1,6 @@
 """What a cache node is asked: put, stage, free and verify blocks. Loop thread; copying is the workers'."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -146,8 +145,7 @@ class CachenodeHandlers:
             case BadReplica():
                 self._verify(notice)
             case HoldPins():
-                pins = self._parts.replicas.pins
-                pins.hold(notice.pins, notice.incarnation, now_s=time.monotonic())
+                self._parts.replicas.hold_pins(notice.pins, notice.incarnation)
             case CopyBlocks():
                 self.copying.ask(notice.copies)
             case RememberWanted():

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from daemons.core.errors import Exhausted
-from daemons.core.ids import BlockHash
+from daemons.core.ids import BlockHash, Incarnation
 from daemons.core.units import format_size
 from daemons.mc_cachenode.pins import NodePins
 from daemons.protocol.block import (
@@ -24,7 +24,8 @@ from daemons.protocol.block import (
     Tier,
     Tombstone,
 )
-from daemons.store.index_format import ClearedRecord, DeadRecord, SealedRecord
+from daemons.protocol.pin import Pin
+from daemons.store.index_format import ClearedRecord, DeadRecord, PinRecord, SealedRecord
 from daemons.store.index_log import IndexLog
 from daemons.store.names import DeadNames
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
@@ -177,6 +178,21 @@ class ReplicaTable:
     def dead(self) -> list[DeadRecord]:
         self._dead.expire(wall_ms() / 1000)
         return [DeadRecord(key, version, round(at_s * 1000)) for key, version, at_s in self._dead]
+
+    def hold_pins(self, pins: Sequence[Pin], incarnation: Incarnation) -> None:
+        """All that the master has pinned here; logged, so that they outlive this process and the master's."""
+        changed = self.pins.hold(pins, incarnation, now_s=time.monotonic(), now_ms=wall_ms())
+        if self._index is not None:
+            for record in changed:
+                self._index.add_pin(record)
+            self._index.flush()
+
+    def restore_pins(self, records: Sequence[PinRecord]) -> None:
+        """What an earlier process logged."""
+        self.pins.restore(records, now_s=time.monotonic(), now_ms=wall_ms())
+
+    def pinned(self) -> list[PinRecord]:
+        return self.pins.records(now_ms=wall_ms())
 
     def tombstones(self) -> list[Tombstone]:
         now_ms = wall_ms()

@@ -167,6 +167,9 @@ class BlockHandlers:
             self._state.directory.add_tier(report.node, report.tier)
         unwanted = list(self._record(report))
         member.next_sequence = report.sequence + 1
+        self._pinning.on_report(
+            report.node, is_first=report.sequence == 1, is_announcing=report.is_announcing
+        )
         if report.tier != "dram":
             member.tiers[report.tier] = TierUsage(
                 num_blocks=self._state.directory.num_blocks_on(report.node, report.tier),

@@ -1,9 +1,12 @@
 """One handler for all that arrives: by noun to the file that owns it."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from daemons.core.errors import ProtocolError
+from daemons.core.ids import NodeId
 from daemons.mc_master.adopting import Adopting
+from daemons.mc_master.awaiting import Awaiting
 from daemons.mc_master.blocks import BlockHandlers
 from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.membership import MembershipHandlers
@@ -24,6 +27,7 @@ from daemons.protocol.block import (
     Match,
     Put,
     Report,
+    SealedBlock,
     Stage,
     SuspectNode,
     Unstage,
@@ -40,7 +44,13 @@ from daemons.protocol.objects import (
     StatNames,
 )
 from daemons.protocol.pin import PinBlocks
-from daemons.protocol.replication import CopyFailed, DrainNode, MoveBlocks, ReplicateBlocks
+from daemons.protocol.replication import (
+    AwaitReplicas,
+    CopyFailed,
+    DrainNode,
+    MoveBlocks,
+    ReplicateBlocks,
+)
 from daemons.protocol.request import (
     Cancel,
     DataProbe,
@@ -72,7 +82,8 @@ class Handlers:
         self.membership.on_joined.append(self.adopting.on_joined)
         self.objects = ObjectHandlers(state, self._keeper)
         self.blocks = BlockHandlers(state, self.membership, self._keeper)
-        self.blocks.on_sealed = self.replicating.on_sealed
+        self._awaiting = Awaiting(state)
+        self.blocks.on_sealed = self._on_sealed
         self.requests = RequestHandlers(state, self.membership)
 
     def handle(self, call: Call) -> None:
@@ -96,6 +107,8 @@ class Handlers:
                 | CacheStat()
             ):
                 self.blocks.handle(call, message)
+            case AwaitReplicas():
+                self._awaiting.start(call, message)
             case ReadEvents():
                 call.reply(self._state.events.read(message, self._state.incarnation))
             case (
@@ -123,6 +136,10 @@ class Handlers:
                 raise ProtocolError(f"mc-master does not serve {type(message).__name__}")
             case _:
                 assert_never(message)
+
+    def _on_sealed(self, node: NodeId, sealed: Sequence[SealedBlock]) -> None:
+        self.replicating.on_sealed(node, sealed)
+        self._awaiting.on_sealed(sealed)
 
     def tick(self) -> None:
         """Once per beat interval."""

@@ -51,6 +51,7 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     objects.StatNames: _USERS,
     # replicas
     replication.CopyFailed: frozenset({"cachenode"}),
+    replication.AwaitReplicas: _USERS,
     replication.ReplicateBlocks: _ADMIN,
     replication.MoveBlocks: _ADMIN,
     replication.DrainNode: _ADMIN,

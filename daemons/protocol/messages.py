@@ -67,6 +67,8 @@ from daemons.protocol.objects import (
 )
 from daemons.protocol.pin import HoldPins, PinBlocks, PinBlocksReply
 from daemons.protocol.replication import (
+    AwaitReplicas,
+    AwaitReplicasReply,
     CopyBlocks,
     CopyFailed,
     DrainNode,
@@ -107,6 +109,7 @@ MasterRequest = (
     | BadReplica
     | SuspectNode
     | CopyFailed
+    | AwaitReplicas
     | ReplicateBlocks
     | MoveBlocks
     | DrainNode
@@ -155,6 +158,7 @@ Reply = (
     | ListRequestsReply
     | ReadEventsReply
     | ReplicateReply
+    | AwaitReplicasReply
     | PutReply
     | StageReply
     | DataProbeReply

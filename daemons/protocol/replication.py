@@ -1,10 +1,15 @@
 """How many replicas blocks have, and where: copies between cache nodes, which the target pulls, and draining a node."""
 
+from typing import Final
+
 import msgspec
 
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.base import Message, Record
 from daemons.protocol.block import BlockFilter, BlockLocation, BlockMeta
+
+MAX_AWAITED: Final = 10_000
+"""In one AwaitReplicas."""
 
 
 class CopyOrder(Record, frozen=True, kw_only=True):
@@ -44,7 +49,10 @@ class ReplicateBlocks(Message, frozen=True, kw_only=True):
 
 
 class MoveBlocks(Message, frozen=True, kw_only=True):
-    """To the master: copy the matching blocks of `filter.node`, or of all nodes, to this node, then free them there."""
+    """To the master: copy the matching blocks of `filter.node`, or of all nodes, to this node, then delete them there.
+
+    Said again it tells how far it is; what was given up is not tried again within half a minute.
+    """
 
     filter: BlockFilter
     to: NodeId
@@ -61,6 +69,20 @@ class ReplicateReply(Message, frozen=True, kw_only=True):
     """Moves that were given up a moment ago; asked for later they are tried again."""
     why: str = ""
     """Of one of those."""
+
+
+class AwaitReplicas(Message, frozen=True, kw_only=True):
+    """To the master: answered when each block is sealed on so many hosts, or shortly before the deadline."""
+
+    hashes: list[BlockHash]
+    versions: list[int]
+    """Of each: older replicas do not count."""
+    count: int
+
+
+class AwaitReplicasReply(Message, frozen=True, kw_only=True):
+    counts: list[int]
+    """On how many hosts each is."""
 
 
 class RememberWanted(Message, frozen=True, kw_only=True):

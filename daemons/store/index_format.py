@@ -62,7 +62,17 @@ class DeadRecord(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     at_ms: int
 
 
-IndexRecord = SealedRecord | FreedRecord | ClearedRecord | DeadRecord
+class PinRecord(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """A block that is pinned here, as this life of the master said; a later record of it replaces the one before."""
+
+    hash: BlockHash
+    is_hard: bool
+    until_ms: int
+    """Since 1970, by this host's clock; 0: it was ended."""
+    incarnation: int
+
+
+IndexRecord = SealedRecord | FreedRecord | ClearedRecord | DeadRecord | PinRecord
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(IndexHeader).decode
 _decode_record = msgspec.msgpack.Decoder(IndexRecord).decode
@@ -133,6 +143,8 @@ class IndexContents:
     live: dict[BlockHash, SealedRecord] = field(default_factory=dict)
     cleared: list[ClearedRecord] = field(default_factory=list)
     dead: list[DeadRecord] = field(default_factory=list)
+    pins: dict[BlockHash, PinRecord] = field(default_factory=dict)
+    """Those that have ended, too: they say which master's word is the last one here."""
 
 
 def replay(records: IndexReader) -> IndexContents:
@@ -152,6 +164,8 @@ def replay(records: IndexReader) -> IndexContents:
                 contents.cleared.append(record)
             case DeadRecord():
                 contents.dead.append(record)
+            case PinRecord():
+                contents.pins[record.hash] = record
     return contents
 
 

@@ -21,6 +21,7 @@ from daemons.store.index_format import (
     FreedRecord,
     IndexHeader,
     IndexRecord,
+    PinRecord,
     SealedRecord,
     encode_header,
     encode_record,
@@ -52,6 +53,9 @@ class LiveBlocks(Protocol):
     def dead(self) -> Iterable[DeadRecord]:
         """The dead versions of names that are still to be remembered."""
 
+    def pinned(self) -> Iterable[PinRecord]:
+        """The pins that have not ended."""
+
 
 class IndexLog:
     """Starts as a new file that replaces an old one. One thread."""
@@ -70,7 +74,7 @@ class IndexLog:
         self._to_copy: deque[BlockHash] = deque()
         self._num_draft_records = 0
         self._num_tombstones = 0
-        """Records of clears and dead names in the file that replaced the last one: no garbage."""
+        """Records of clears, dead names and pins in the file that replaced the last one: no garbage."""
         self._compact_at = MIN_GARBAGE
         self._rewrite()
 
@@ -94,6 +98,9 @@ class IndexLog:
         self._add(record)
 
     def add_dead(self, record: DeadRecord) -> None:
+        self._add(record)
+
+    def add_pin(self, record: PinRecord) -> None:
         self._add(record)
 
     def flush(self) -> None:
@@ -159,6 +166,7 @@ class IndexLog:
         self._draft = os.open(self._draft_path, flags, 0o600)
         cleared = [encode_record(record) for record in self._live.cleared()]
         cleared += [encode_record(record) for record in self._live.dead()]
+        cleared += [encode_record(record) for record in self._live.pinned()]
         _write(self._draft, b"".join([encode_header(self._header), *cleared]))
         self._to_copy = deque(self._live.hashes())
         self._num_draft_records = self._num_tombstones = len(cleared)

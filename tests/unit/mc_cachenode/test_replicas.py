@@ -12,7 +12,7 @@ from kit.index_records import HEADER
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, Incarnation
 from daemons.mc_cachenode.pull import is_intact
-from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable
+from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable, wall_ms
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.pin import Pin
 from daemons.store import index_log
@@ -174,7 +174,7 @@ def test_a_node_that_helps_itself_keeps_hard_pins_and_gives_up_soft_ones_last() 
         Pin(hash=meta(1).hash, is_hard=False, ttl_ms=60_000, is_own=False),
         Pin(hash=meta(2).hash, is_hard=True, ttl_ms=1),
     ]
-    replicas.pins.hold(pins, Incarnation(3), now_s=now_s - 0.01)
+    replicas.pins.hold(pins, Incarnation(3), now_s=now_s - 0.01, now_ms=wall_ms())
     went = []
     for number in range(8, 15):
         went += replicas.make_room(3840, NUM_LAYERS)

@@ -17,12 +17,14 @@ from daemons.store.index_format import (
     ClearedRecord,
     DeadRecord,
     IndexReader,
+    PinRecord,
     SealedRecord,
     encode_header,
     replay,
 )
 from daemons.store.index_log import IndexLog
 
+PINNED = [PinRecord(BlockHash(bytes(16)), True, 1_800_000_000_000, 3)]
 DEAD = [DeadRecord(BlockHash(bytes(16)), 7, 1_700_000_000_000)]
 CLEARED = [ClearedRecord(BlockFilter(tenant="t"), 1_700_000_000_000)]
 
@@ -48,6 +50,9 @@ class Slots:
 
     def dead(self) -> Iterable[DeadRecord]:
         return DEAD
+
+    def pinned(self) -> Iterable[PinRecord]:
+        return PINNED
 
     def seal(self, log: IndexLog, record: SealedRecord) -> None:
         self.records[record.block.meta.hash] = record
@@ -137,6 +142,7 @@ def test_file_stays_near_what_is_live(tmp_path: Path) -> None:
     log.close()
     assert load(path) == slots.records
     assert replay(IndexReader(path.read_bytes(), HEADER)).cleared == CLEARED
+    assert list(replay(IndexReader(path.read_bytes(), HEADER)).pins.values()) == PINNED
     assert largest < 60 * 200
     assert [file.name for file in tmp_path.iterdir()] == ["a.index"]
 

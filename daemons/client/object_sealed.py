@@ -1,0 +1,57 @@
+"""Waiting until what was put is sealed on several hosts: the master is asked once, and answers when it is."""
+
+import time
+from collections.abc import Sequence
+
+from daemons.client.object_writer import Item
+from daemons.client.sessions import Session
+from daemons.core.errors import McError, Unavailable
+from daemons.core.ids import BlockHash
+from daemons.protocol.replication import MAX_AWAITED, AwaitReplicas, AwaitReplicasReply
+
+
+def await_sealed(
+    session: Session, items: Sequence[Item], min_sealed: int, *, deadline_s: float
+) -> None:
+    """An item that is on fewer hosts at the deadline has Unavailable as its outcome; its value stays readable."""
+    wanted = {
+        location.hash: location.version
+        for item in items
+        if item.outcome is not None and not isinstance(item.outcome, McError)
+        for location in (item.outcome, *item.chunks)
+        if location is not None
+    }
+    counts: dict[BlockHash, int] = {}
+    hashes = list(wanted)
+    try:
+        for start in range(0, len(hashes), MAX_AWAITED):
+            part = hashes[start : start + MAX_AWAITED]
+            counts |= _ask(session, part, wanted, min_sealed, deadline_s)
+        why = ""
+    except McError as error:
+        why = f": {error.message}"
+    for item in items:
+        if item.outcome is None or isinstance(item.outcome, McError):
+            continue
+        places = [item.outcome, *(chunk for chunk in item.chunks if chunk is not None)]
+        lowest = min(counts.get(place.hash, 1) for place in places)
+        if lowest < min_sealed:
+            item.outcome = Unavailable(
+                f"{item.name[:40]!r} is sealed, but on {lowest} of {min_sealed} hosts so far{why}; "
+                "put it again to wait on, or delete it"
+            )
+
+
+def _ask(
+    session: Session,
+    hashes: list[BlockHash],
+    versions: dict[BlockHash, int],
+    count: int,
+    deadline_s: float,
+) -> dict[BlockHash, int]:
+    message = AwaitReplicas(
+        hashes=hashes, versions=[versions[each] for each in hashes], count=count
+    )
+    left_s = max(0.05, deadline_s - time.monotonic())
+    reply = session.ask_patiently(message, AwaitReplicasReply, left_s)
+    return dict(zip(hashes, reply.counts, strict=False))
