@@ -15,21 +15,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from kit.daemon import Daemon, free_port, wait_for
 from kit.pool import (
     NAMESPACE,
     NUM_LAYERS,
     ROW,
-    Daemon,
     Pool,
     SourceMemory,
     chain,
-    free_port,
     read_all,
     running_pool,
     short_directory,
     sources,
     start_node,
-    wait_for,
 )
 
 from daemons.client.store import BlockReader, put_blocks

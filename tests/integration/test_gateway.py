@@ -16,6 +16,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.daemon import wait_for
 from openai.types.chat import ChatCompletionMessageParam
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -398,7 +399,7 @@ def running_gateway(
     url = f"http://{app.address}"
     bench = Bench(app, master, decodes, url, thread, httpx.Client(base_url=url, timeout=20))
     try:
-        eventually(lambda: bench.http.get("/health").status_code == 200)
+        wait_for(lambda: bench.http.get("/health").status_code == 200)
         yield bench
     finally:
         bench.http.close()
@@ -410,13 +411,6 @@ def running_gateway(
         for decode in decodes:
             decode.close()
         assert not alive, "the gateway did not drain"
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    ends_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < ends_s, "it did not happen in time"
-        time.sleep(0.01)
 
 
 TEXT = "Grüße, wörld! 🙂 done."
@@ -503,7 +497,7 @@ def test_of_two_namespaces_the_masters_first_is_asked_and_both_are_listed(bench:
     for first, second in ((old, new), (new, old)):
         bench.master.models = [describe_model(namespace=first), describe_model(namespace=second)]
         expected = {"namespace": first.hex(), "others": [second.hex()]}
-        eventually(
+        wait_for(
             lambda expected=expected: (  # type: ignore[misc]  # binds this turn's
                 [m["mooncake"] for m in bench.http.get("/v1/models").json()["data"]] == [expected]
             )
@@ -527,7 +521,7 @@ def test_bypass_sends_no_hashes(bench: Bench) -> None:
     assert bench.master.scheduled[0].hashes == []
     assert bench.decodes[0].generated[0].cache == "bypass"
     bench.master.models = [describe_model(is_reuse_safe=False)]
-    eventually(
+    wait_for(
         lambda: (
             bench.post(chat()).status_code == 200
             and bench.decodes[0].generated[-1].cache == "bypass"
@@ -566,7 +560,7 @@ def test_stop_string_ends_the_text_and_cancels(bench: Bench) -> None:
     assert body["choices"][0]["message"]["content"] == "Grüße, "
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["mooncake"]["published_blocks"] == 3
-    eventually(lambda: len(bench.decodes[0].cancelled) == 1)
+    wait_for(lambda: len(bench.decodes[0].cancelled) == 1)
     assert not bench.decodes[0].streams
 
 
@@ -576,12 +570,12 @@ def test_leaving_client_cancels(bench: Bench) -> None:
     with bench.http.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as response:
         events = response.iter_bytes()
         next(events)
-    eventually(lambda: bool(bench.decodes[0].cancelled), 2)
-    eventually(lambda: not bench.decodes[0].streams)
+    wait_for(lambda: bool(bench.decodes[0].cancelled), 2)
+    wait_for(lambda: not bench.decodes[0].streams)
     with contextlib.suppress(httpx.ReadTimeout):
         bench.http.post("/v1/chat/completions", json=chat(), timeout=0.3)
-    eventually(lambda: len(bench.decodes[0].cancelled) == 2, 2)
-    eventually(lambda: bench.app.status().endswith("in_flight=0"))
+    wait_for(lambda: len(bench.decodes[0].cancelled) == 2, 2)
+    wait_for(lambda: bench.app.status().endswith("in_flight=0"))
 
 
 def test_decode_death_in_mid_stream_is_invisible(bench: Bench) -> None:
@@ -672,7 +666,7 @@ def test_without_a_master_new_requests_fail_fast_and_streams_go_on(bench: Bench)
         assert int(refused.headers["retry-after"]) >= 1
         received += list(events)
     assert "".join(received).endswith("data: [DONE]\n\n")
-    eventually(lambda: bench.http.get("/health").status_code == 503, 8)
+    wait_for(lambda: bench.http.get("/health").status_code == 503, 8)
     assert "master" in bench.http.get("/health").json()["reason"]
 
 
@@ -686,7 +680,7 @@ def test_slow_reader_does_not_hold_others(bench: Bench) -> None:
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         reader.sendall(head.encode() + body)
-        eventually(lambda: bool(bench.decodes[0].generated))
+        wait_for(lambda: bool(bench.decodes[0].generated))
         bench.decodes[0].answer = says("quick")
         assert bench.post(chat()).json()["choices"][0]["message"]["content"] == "quick"
 
@@ -697,7 +691,7 @@ def test_models_and_health(bench: Bench) -> None:
     with pytest.raises(openai.NotFoundError):
         bench.client.models.retrieve("other")
     bench.master.models = []
-    eventually(lambda: bench.http.get("/health").status_code == 503)
+    wait_for(lambda: bench.http.get("/health").status_code == 503)
     assert bench.post(chat()).status_code == 503
 
 
@@ -827,7 +821,7 @@ def test_full_gateway_refuses_with_retry_after(tmp_path: Path) -> None:
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
         decode.answer = says("ok")
-        eventually(lambda: bench.post(chat()).status_code == 200)
+        wait_for(lambda: bench.post(chat()).status_code == 200)
 
 
 def test_drain_finishes_running_streams(tmp_path: Path) -> None:
@@ -922,4 +916,4 @@ def test_fuzzed_bodies_are_never_5xx(bench: Bench) -> None:
         assert response.status_code < 500, (raw, response.text)
 
     post()
-    eventually(lambda: bench.app.status().endswith("in_flight=0"))
+    wait_for(lambda: bench.app.status().endswith("in_flight=0"))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kit.daemon import free_port
 
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId, RequestId
@@ -71,12 +71,6 @@ pytestmark = pytest.mark.timeout(60)
 NAMESPACE = b"n" * 16
 BLOCK_BYTES = 1000
 CAPACITY_BYTES = 100_000
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from kit.daemon import wait_for
 from kit.object_server import ObjectServer
 from kit.pool import short_directory
-from kit.replicated_pool import ReplicatedPool, wait_until
+from kit.replicated_pool import ReplicatedPool
 
 from daemons.client.staging import staged
 from daemons.core.ids import BlockHash, NodeId
@@ -43,14 +44,14 @@ def test_another_node_reads_the_objects_of_one_that_is_out_until_it_is_back(
     pool: ReplicatedPool,
 ) -> None:
     hashes = pool.put("n0", range(16 * NUM_BLOCKS))
-    wait_until(lambda: places(pool, hashes) == {("n0", "dram"), ("n0", "object")}, 20, "written")
+    wait_for(lambda: places(pool, hashes) == {("n0", "dram"), ("n0", "object")}, 20, "written")
     pool.nodes["n0"].kill()
-    wait_until(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
+    wait_for(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
     with staged(pool.match(hashes).locations, timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
     pool.nodes["n0"].start()
-    wait_until(lambda: ("n0", "object") in places(pool, hashes), 30, "back")
-    wait_until(lambda: ("n1", "object") not in places(pool, hashes), 10, "given back")
+    wait_for(lambda: ("n0", "object") in places(pool, hashes), 30, "back")
+    wait_for(lambda: ("n1", "object") not in places(pool, hashes), 10, "given back")
     with staged(pool.match(hashes).locations, timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kit.daemon import wait_for
 from kit.object_server import ObjectServer
-from kit.pool import wait_for
 from unit.store.ssd.made_blocks import key, make_block
 
 from daemons.core.errors import ConfigError, NotFound, Unavailable

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.daemon import wait_for
 from kit.lower_tiers import damage, flush, put_all, read_in_pieces
 from kit.object_server import ObjectServer
-from kit.pool import SourceMemory, chain, running_pool, short_directory, sources, wait_for
+from kit.pool import SourceMemory, chain, running_pool, short_directory, sources
 
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged

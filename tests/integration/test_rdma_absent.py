@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit.pool import Daemon, free_port
+from kit.daemon import Daemon, free_port
 
 from daemons.client.cluster import ClusterClient
 from daemons.protocol.segment import RegionRef

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.daemon import wait_for
 from kit.lower_tiers import damage, flush, put_all, read_in_pieces
 from kit.pool import (
     Pool,
@@ -13,7 +14,6 @@ from kit.pool import (
     running_pool,
     short_directory,
     sources,
-    wait_for,
 )
 
 from daemons.client.cluster import ClusterClient

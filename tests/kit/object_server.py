@@ -16,7 +16,7 @@ import pytest
 from botocore.config import Config
 
 from daemons.store.object import ObjectBucket, S3Place, open_s3
-from kit.pool import free_port
+from kit.daemon import free_port
 
 KEY_ID, SECRET = "test:tester", "testing-testing-testing"
 

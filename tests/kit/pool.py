@@ -1,13 +1,7 @@
 """A real mc-master and mc-cachenode as processes, and memory of this process that they can pull blocks from."""
 
 import os
-import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,63 +25,12 @@ from daemons.protocol.segment import RegionRef, Source, Strided
 from daemons.rpc import SyncClient
 from daemons.store.seal import layer_checksums
 from daemons.transfer import ByteArray, GenerationTable, TransferEngine, allocate_shared
+from kit.daemon import Daemon, free_port, wait_for
 
 NAMESPACE = b"cachenode-test--"
 NUM_LAYERS = 6
 ROW = 24 * 1024
 BLOCK = 2 * NUM_LAYERS * ROW
-
-
-def wait_for(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.01)
-
-
-class Daemon:
-    """A real process; its stderr is kept for what a test wants to know."""
-
-    def __init__(self, module: str, *settings: str) -> None:
-        arguments = [argument for setting in settings for argument in ("--set", setting)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stderr=subprocess.PIPE, text=True
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-
-    def find(self, pattern: str) -> str:
-        def search() -> list[str]:
-            return [m[1] for line in list(self.lines) if (m := re.search(pattern, line))]
-
-        wait_for(lambda: bool(search()) or self.process.poll() is not None)
-        assert search(), "".join(self.lines)
-        return search()[-1]
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

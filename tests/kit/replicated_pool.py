@@ -1,14 +1,6 @@
 """A real master and several real cache nodes, each its own domain, and a client that puts and reads blocks."""
 
-import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,70 +15,12 @@ from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import Source, Strided
 from daemons.rpc import SyncClient
 from daemons.transfer import TransferEngine
+from kit.daemon import Daemon, free_port, wait_for
 
 NAMESPACE = b"replication-test"
 NUM_LAYERS, ROW = 4, 4096
 BLOCK = 2 * NUM_LAYERS * ROW
 TOKENS = 16
-
-
-def wait_until(is_true: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
-        time.sleep(0.02)
-
-
-class Daemon:
-    """A process that can be killed, stopped and started again with the same settings."""
-
-    def __init__(self, module: str, *settings: str) -> None:
-        self._command = [sys.executable, "-m", module]
-        for setting in settings:
-            self._command += ["--set", setting]
-        self.lines: list[str] = []
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
-        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
-        self._reader.start()
-
-    def find(self, pattern: str) -> str:
-        def search() -> list[str]:
-            return [m[1] for line in list(self.lines) if (m := re.search(pattern, line))]
-
-        wait_until(lambda: bool(search()) or self.process.poll() is not None, 15, pattern)
-        assert search(), "".join(self.lines)
-        return search()[-1]
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self._end()
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self._end()
-
-    def _end(self) -> None:
-        self.process.wait()
-        self._reader.join()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
-
-    def _read(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            self.lines.append(line)
 
 
 class ReplicatedPool:
@@ -104,8 +38,8 @@ class ReplicatedPool:
         self.node_settings = (f"segment.size={segment}", "report.interval_s=0.002")
         self.master = Daemon(
             "daemons.mc_master",
-            f"node.listen=tcp://127.0.0.1:{_free_port()}",
-            f"node.events=tcp://127.0.0.1:{_free_port()}",
+            f"node.listen=tcp://127.0.0.1:{free_port()}",
+            f"node.events=tcp://127.0.0.1:{free_port()}",
             "node.metrics=",
             f"node.state_dir={directory / 'state'}",
             "membership.beat_interval_s=0.1",
@@ -177,7 +111,7 @@ class ReplicatedPool:
         return [{at.node for at in of_block} for of_block in self.client.locate(hashes)]
 
     def wait_for_replicas(self, hashes: list[BlockHash], count: int, timeout_s: float = 10) -> None:
-        wait_until(
+        wait_for(
             lambda: all(len(nodes) == count for nodes in self.where(hashes)),
             timeout_s,
             f"{count} replicas of each block",
@@ -217,9 +151,3 @@ class ReplicatedPool:
     def _tell(self, message: object) -> None:
         with SyncClient(self.endpoint, 2.0) as client:
             client.request(message)  # type: ignore[arg-type]  # a SuspectNode
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from kit.replicated_pool import Daemon
+from kit.daemon import Daemon
 
 from soak.world import World, damage
 

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.pool import free_port
-from kit.replicated_pool import Daemon
+from kit.daemon import Daemon, free_port
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError

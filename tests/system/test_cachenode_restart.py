@@ -4,18 +4,16 @@ import os
 import random
 import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from kit.daemon import Daemon, free_port, wait_for
 from kit.models import VOCAB_SIZE, make_tiny_model
 from kit.tokens import TokenClient, random_prompt
 
@@ -47,39 +45,8 @@ NUM_SOURCES = 64
 """Blocks in the source's memory; block n has the bytes of n % NUM_SOURCES."""
 
 
-def wait_for(is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def name_of(number: int) -> BlockHash:
     return BlockHash(number.to_bytes(16, "big"))
-
-
-class Process:
-    """A daemon; what it says goes to a file."""
-
-    def __init__(self, log: Path, module: str, *settings: str) -> None:
-        arguments = [argument for setting in settings for argument in ("--set", setting)]
-        self.log = log
-        with log.open("ab") as file:
-            self.process = subprocess.Popen([sys.executable, "-m", module, *arguments], stderr=file)
-
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def end(self, signum: int = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signum)
-        return self.process.wait(20)
 
 
 @dataclass
@@ -88,8 +55,8 @@ class Pool:
 
     directory: Path
     engine: TransferEngine
-    node: Process = field(init=False)
-    master: Process = field(init=False)
+    node: Daemon = field(init=False)
+    master: Daemon = field(init=False)
 
     def __post_init__(self) -> None:
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
@@ -104,8 +71,7 @@ class Pool:
         self.start()
 
     def start_master(self) -> None:
-        self.master = Process(
-            self.directory / "master.log",
+        self.master = Daemon(
             "daemons.mc_master",
             f"node.listen={self.endpoint}",
             f"node.events=tcp://127.0.0.1:{free_port()}",
@@ -113,9 +79,8 @@ class Pool:
             f"node.state_dir={self.directory / 'master'}",
         )
 
-    def spawn(self, *settings: str, log: str = "node.log") -> Process:
-        return Process(
-            self.directory / log,
+    def spawn(self, *settings: str) -> Daemon:
+        return Daemon(
             "daemons.mc_cachenode",
             "node.id=node-a",
             f"node.listen={self.control}",
@@ -322,7 +287,7 @@ def test_what_was_cleared_while_the_node_was_away_does_not_come_back(pool: Pool)
 def test_nodes_tell_a_new_master_what_an_earlier_one_cleared(pool: Pool) -> None:
     """One node is away when all is cleared, and back before the one that remembers it."""
     pool.put(range(20))
-    other = pool.spawn("node.id=node-b", "node.listen=tcp://127.0.0.1:0", log="other.log")
+    other = pool.spawn("node.id=node-b", "node.listen=tcp://127.0.0.1:0")
     wait_for(lambda: "joined master" in other.said())
     pool.node.end(signal.SIGKILL)
     index = pool.index_file.with_name("node-b.index")
@@ -335,7 +300,7 @@ def test_nodes_tell_a_new_master_what_an_earlier_one_cleared(pool: Pool) -> None
     pool.start_master()
     pool.start()
     assert len(pool.locate(range(20))) == 20, "nobody is there who knows better"
-    other = pool.spawn("node.id=node-b", "node.listen=tcp://127.0.0.1:0", log="other.log")
+    other = pool.spawn("node.id=node-b", "node.listen=tcp://127.0.0.1:0")
     try:
         wait_for(lambda: not pool.locate(range(20)))
         wait_for(lambda: pool.index_file.read_bytes().count(name_of(7)) > 1)
@@ -404,8 +369,9 @@ def test_other_size_starts_empty_and_says_why(pool: Pool) -> None:
 def test_two_nodes_of_one_name_do_not_share_a_segment(pool: Pool) -> None:
     pool.put(range(10))
     for keep in ("true", "false"):
-        late = pool.spawn("node.listen=tcp://127.0.0.1:0", f"segment.keep={keep}", log="late.log")
+        late = pool.spawn("node.listen=tcp://127.0.0.1:0", f"segment.keep={keep}")
         assert late.process.wait(20) == 78
+        late.end()
         assert "used by another running process" in late.said()
     pool.node.end(signal.SIGKILL)
     pool.start()

@@ -4,12 +4,13 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
+from kit.daemon import wait_for
 from kit.models import VOCAB_SIZE, make_tiny_model
 from kit.tokens import TokenClient, greedy, random_prompt
 
@@ -79,7 +80,7 @@ class Traffic:
     def wait_for(self, more: int, timeout_s: float = REJOIN_S) -> None:
         """Until `more` further answers came."""
         target = self.answers + more
-        wait_until(lambda: self.answers >= target, timeout_s, f"{more} more answers")
+        wait_for(lambda: self.answers >= target, timeout_s, f"{more} more answers")
 
     def _ask_on(self) -> None:
         with httpx.Client(timeout=20) as http:
@@ -111,13 +112,6 @@ def ask(http: httpx.Client, url: str, length: int = 200, max_tokens: int = 24) -
     return http.post(f"{url}/v1/completions", json=body)
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def traffic(cluster: LocalCluster) -> Iterator[Traffic]:
     with httpx.Client(timeout=30) as http:
@@ -145,7 +139,7 @@ def test_without_a_master_requests_get_503_and_it_comes_back(
     cluster: LocalCluster, traffic: Traffic
 ) -> None:
     cluster.kill("mc-master")
-    wait_until(lambda: traffic.refused > 0, 5, "a refusal")
+    wait_for(lambda: traffic.refused > 0, 5, "a refusal")
     with httpx.Client(timeout=10) as http:
         began_s = time.monotonic()
         response = ask(http, cluster.url)
@@ -268,7 +262,7 @@ def test_cancelled_requests_free_everything(cluster: LocalCluster) -> None:
         with httpx.Client(timeout=5) as http:
             return _gauge(http, cluster, "decode", "mc_decode_running") == 0
 
-    wait_until(is_all_free, 10, "every decode slot free")
+    wait_for(is_all_free, 10, "every decode slot free")
 
 
 def test_pool_smaller_than_the_traffic_evicts_and_stays_right(tmp_path: Path) -> None:
@@ -280,7 +274,7 @@ def test_pool_smaller_than_the_traffic_evicts_and_stays_right(tmp_path: Path) ->
         second = [client.generate(prompt, 4) for prompt in prompts]
         assert [answer.tokens for answer in second] == first
         # A full pool may refuse a put until the next eviction, so the prompt is offered again.
-        wait_until(lambda: client.generate(prompts[-1], 4).num_reused > 0, 10, "a reused block")
+        wait_for(lambda: client.generate(prompts[-1], 4).num_reused > 0, 10, "a reused block")
 
 
 def _gauge(http: httpx.Client, cluster: LocalCluster, role: str, name: str) -> int:
@@ -306,7 +300,7 @@ def test_answers_of_one_token_give_the_prefill_slot_back(cluster: LocalCluster) 
             for length in (1, 2, 63, 64, 65, 200, 256, 257, 400, 512):
                 assert ask(http, cluster.url, length, max_tokens=1).status_code == 200
         time.sleep(1.5)
-        wait_until(lambda: held() <= before, 5, "every slot free, long before hold_s")
+        wait_for(lambda: held() <= before, 5, "every slot free, long before hold_s")
 
 
 def test_cancelled_head_of_the_queue_lets_the_next_start(tmp_path: Path) -> None:

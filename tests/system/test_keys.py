@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.daemon import wait_for
 from kit.hosts import Hosts, hosts_with, line_of, why_no_hosts
 
 from daemons.config.key_files import read_key_file
@@ -122,13 +122,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made = Cluster(hosts, tmp_path_factory.mktemp("keys"))
         wait_for(lambda: set(made.nodes()) == {"near", "far"})
         yield made
-
-
-def wait_for(is_true: Callable[[], bool], timeout_s: float = 30) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 def log_of(cluster: Cluster) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit.object_pool import ObjectPool, wait_for
+from kit.daemon import wait_for
+from kit.object_pool import ObjectPool
 
 from daemons.core.errors import Conflict, McError, Unavailable
 from mcctl import Store

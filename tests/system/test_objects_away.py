@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from kit.object_pool import ObjectPool, wait_for
+from kit.daemon import wait_for
+from kit.object_pool import ObjectPool
 
 from daemons.core.errors import Exhausted, McError, Unavailable
 from mcctl import Store

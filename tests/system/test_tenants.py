@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from kit.daemon import wait_for
 from kit.models import make_tiny_model
 
 from daemons.config.key_files import read_key_file
@@ -115,13 +115,6 @@ class Cluster:
 def cached(answer: httpx.Response) -> int:
     assert answer.status_code == 200, answer.text
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-
-def wait_for(is_true: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,12 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.daemon import wait_for
 
 HERE = Path(__file__).parent
 SOURCE, WHEELHOUSE, SCRIPTS = "/mnt/source", "/mnt/wheelhouse", "/mnt/scripts"
@@ -23,13 +24,6 @@ _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 }
 _TOOLS = ("systemctl", "dbus-daemon", "unshare", "nsenter", "setpriv", "pivot_root", "ip", "make")
-
-
-def wait_for(is_true: Callable[[], object], timeout_s: float = 30.0, *, what: str = "") -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline_s, f"timed out: {what}"
-        time.sleep(0.1)
 
 
 @dataclass(frozen=True, slots=True)

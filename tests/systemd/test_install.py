@@ -8,7 +8,8 @@ import re
 import subprocess
 
 import pytest
-from systemd.conftest import SCRIPTS, SOURCE, WHEELHOUSE, Machine, wait_for
+from kit.daemon import wait_for
+from systemd.conftest import SCRIPTS, SOURCE, WHEELHOUSE, Machine
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 

@@ -1,6 +1,5 @@
 """Whole processes that know no way but RDMA: a master, a cache node, and this one, which puts blocks and gets them."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.daemon import free_port
 from vm.conftest import Nursery
 from vm.measured import report
 
@@ -39,12 +39,6 @@ def daemon(module: str, *settings: str) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

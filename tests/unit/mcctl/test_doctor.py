@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kit.daemon import free_port
 
 from daemons.config.secret import mark_of
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
@@ -36,12 +37,6 @@ HOST = Host(memory_bytes=8 << 30, is_clock_synchronized=True)
 def listening() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def check(directory: Path, host: Host = HOST, **files: str) -> list[Finding]:

@@ -1,0 +1,87 @@
+"""A daemon as a process that tests kill, stop and start again, and waiting for what it does."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+
+def wait_for(is_true: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
+    """Fails the test when it takes longer."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """Nobody listens on it now; somebody else may a moment later."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Daemon:
+    """Runs when made. `lines` is the stderr of all its starts."""
+
+    def __init__(self, module: str, *settings: str) -> None:
+        self._command = [sys.executable, "-m", module]
+        for setting in settings:
+            self._command += ["--set", setting]
+        self.lines: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """Again, with the same settings, once it has ended."""
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+
+    def find(self, pattern: str) -> str:
+        """The first group of the latest line that it says, or has said, with this pattern."""
+
+        def search() -> list[str]:
+            return [m[1] for line in list(self.lines) if (m := re.search(pattern, line))]
+
+        wait_for(lambda: search() or self.process.poll() is not None, what=pattern)
+        assert search(), "".join(self.lines)
+        return search()[-1]
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def said(self) -> str:
+        return "".join(self.lines)
+
+    def kill(self) -> None:
+        self.end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """As systemd does: killed where SIGTERM does not end it in time."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.end()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit status; all that it said is in `lines`."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(20)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.lines.append(line)
