@@ -1,8 +1,7 @@
 """A real mc-master and mc-cachenode as processes, and memory of this process that they can pull blocks from."""
 
-import os
 import shutil
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,12 +84,11 @@ def start_node(directory: Path, master: str, *settings: str) -> Daemon:
 @contextmanager
 def short_directory() -> Iterator[Path]:
     """On a tmpfs, and short enough for UNIX sockets."""
-    path = Path(f"/dev/shm/mct-{os.getpid()}-{time.monotonic_ns() % 10**6}")
-    path.mkdir()
+    path = Path(tempfile.mkdtemp(prefix="mct-", dir="/dev/shm"))
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)  # whoever used it may have removed it
+        shutil.rmtree(path)
 
 
 @contextmanager

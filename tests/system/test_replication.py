@@ -5,10 +5,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from kit.daemon import wait_for
+from kit.pool import short_directory
 from kit.replicated_pool import TOKENS, ReplicatedPool
 
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
@@ -27,13 +27,12 @@ N0, N1, N2 = (NodeId(f"n{number}") for number in range(3))
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ReplicatedPool]:
-    directory = Path(f"/tmp/mct-replication-{time.monotonic_ns() % 10**6}")
-    directory.mkdir()
-    running = ReplicatedPool(directory, 3, "pool.replicas=2", "pool.lease_s=0.3")
-    try:
-        yield running
-    finally:
-        running.close()
+    with short_directory() as directory:
+        running = ReplicatedPool(directory, 3, "pool.replicas=2", "pool.lease_s=0.3")
+        try:
+            yield running
+        finally:
+            running.close()
 
 
 _next_chain = iter(range(1000))
