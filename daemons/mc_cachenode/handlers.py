@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from daemons.core.errors import Exhausted, ProtocolError
 from daemons.core.ids import BlockHash, short
@@ -33,6 +34,7 @@ from daemons.protocol.block import (
     Unstage,
     WriteDown,
 )
+from daemons.protocol.key import AllowedKeys
 from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
 from daemons.protocol.pin import HoldPins
@@ -138,18 +140,18 @@ class CachenodeHandlers:
                 self._parts.staging.stage_ahead(notice.hashes, notice.hold_ms / 1000)
             case WriteDown() | AdoptObjects():
                 self._tell_lower(notice)
-            case RememberClear():
-                self._parts.replicas.remember_clear(notice.filter, wall_ms() - notice.age_ms)
+            case RememberClear() | RememberWanted() | HoldPins():
+                self._remember(notice)
             case ForgetNames():
                 self._forget(notice.names)
             case BadReplica():
                 self._verify(notice)
-            case HoldPins():
-                self._parts.replicas.hold_pins(notice.pins, notice.incarnation)
             case CopyBlocks():
                 self.copying.ask(notice.copies)
-            case RememberWanted():
-                self._parts.replicas.remember_wanted(notice.hashes, notice.count)
+            case AllowedKeys():
+                raise AssertionError("the link to the master keeps them")
+            case _:
+                assert_never(notice)
 
     def obey(self, reply: ReportReply) -> None:
         """What the master said to a report."""
@@ -174,6 +176,19 @@ class CachenodeHandlers:
         if replica is None or replica.state != "sealed":
             return False
         return any(tier.write_down.evict(replica, "evicted") for tier in self._parts.lower)
+
+    def _remember(self, notice: RememberClear | RememberWanted | HoldPins) -> None:
+        """For the time without a master, and for the next one."""
+        replicas = self._parts.replicas
+        match notice:
+            case RememberClear():
+                replicas.remember_clear(notice.filter, wall_ms() - notice.age_ms)
+            case RememberWanted():
+                replicas.remember_wanted(notice.hashes, notice.count)
+            case HoldPins():
+                replicas.hold_pins(notice.pins, notice.incarnation)
+            case _:
+                assert_never(notice)
 
     def _tell_lower(self, notice: WriteDown | AdoptObjects) -> None:
         for tier in self._parts.lower:

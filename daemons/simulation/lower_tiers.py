@@ -82,11 +82,6 @@ class LowerTiers:
             directory.add_node(OBJECT_STORE, HostId(OBJECT_STORE), region)
             self._add((OBJECT_STORE, "object"), device_of)
 
-    def used_blocks(self, tier: Tier) -> int:
-        return sum(
-            self._directory.num_blocks_on(node, tier) for node, kind in self.devices if kind == tier
-        )
-
     def demote(self, node: NodeId, leaving: Sequence[SealedBlock], *, now_s: float) -> None:
         """These are about to leave the node's DRAM."""
         if (node, "ssd") in self.devices:

@@ -65,12 +65,12 @@ def test_a_drained_node_need_not_copy_what_others_can_read_in_the_object_store(
         pool.client.flush_blocks(BlockFilter(), to="object", evict=True)
         return places(pool, hashes) == {("n0", "object")}
 
-    wait_until(is_written, 20, "in the object store alone")
+    wait_for(is_written, 20, "in the object store alone")
     pool.client.drain_node(NodeId("n0"), is_draining=True)
-    wait_until(lambda: pool.node("n0").left_blocks == 0, 10, "safe to stop")
+    wait_for(lambda: pool.node("n0").left_blocks == 0, 10, "safe to stop")
     assert places(pool, hashes) == {("n0", "object")}
     pool.nodes["n0"].kill()
-    wait_until(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
+    wait_for(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
     with staged(pool.match(hashes).locations, timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 

@@ -12,11 +12,11 @@ from integration.test_gateway import (
     Bench,
     ScriptedDecode,
     describe_node,
-    eventually,
     running_gateway,
     says,
 )
 from kit.browser import see
+from kit.daemon import wait_for
 
 from daemons.config.mc_gateway import TenantsSection
 from daemons.core.ids import NodeId, RequestId
@@ -159,7 +159,7 @@ def test_master_is_asked_once_for_many_readers(bench: Bench) -> None:
     first = data(bench)
     bench.master.pool = msgspec.structs.replace(bench.master.pool, num_blocks=61)
     assert data(bench)["num_blocks"] == first["num_blocks"] == 60
-    eventually(lambda: data(bench)["num_blocks"] == 61)
+    wait_for(lambda: data(bench)["num_blocks"] == 61)
 
 
 def test_hits_are_sampled_while_nobody_looks(
@@ -168,14 +168,14 @@ def test_hits_are_sampled_while_nobody_looks(
     monkeypatch.setattr(board, "SAMPLE_S", 0.05)
     with running_gateway(tmp_path, [ScriptedDecode("decode", says("yes"))]) as bench:
         fill(bench)
-        eventually(lambda: any(hit["num_lookups"] == 100 for hit in data(bench)["hits"]))
+        wait_for(lambda: any(hit["num_lookups"] == 100 for hit in data(bench)["hits"]))
         found = next(hit for hit in data(bench)["hits"] if hit["num_lookups"] == 100)
         assert found["num_hits"] == 80
         # A master that begins anew counts from nothing: no sample is below zero.
         bench.master.pool = msgspec.structs.replace(
             bench.master.pool, num_lookup_blocks=3, num_hit_blocks=3
         )
-        eventually(lambda: data(bench)["num_lookups"] == 3)
+        wait_for(lambda: data(bench)["num_lookups"] == 3)
         assert all(0 <= hit["num_hits"] <= hit["num_lookups"] for hit in data(bench)["hits"])
 
 

@@ -13,10 +13,10 @@ from integration.test_gateway import (
     NAMESPACE,
     Bench,
     ScriptedDecode,
-    eventually,
     running_gateway,
     says,
 )
+from kit.daemon import wait_for
 
 from daemons.config.mc_gateway import GatewayConfig, TenantsSection
 from daemons.config.usage import day_of, usage_file
@@ -79,7 +79,7 @@ def lines(desk: Desk) -> list[dict[str, Any]]:
 
 def test_only_a_good_key_comes_in(bench: Bench, desk: Desk) -> None:
     key = desk.tenant("acme")
-    eventually(lambda: ask(bench, key).status_code == 200)
+    wait_for(lambda: ask(bench, key).status_code == 200)
     for wrong in ("none", key[:-1], key + "x"):
         refused = ask(bench, wrong)
         assert refused.status_code == 401
@@ -90,13 +90,13 @@ def test_only_a_good_key_comes_in(bench: Bench, desk: Desk) -> None:
     assert shown.status_code == 200
     assert bench.http.get("/health").status_code == 200
     desk.run("key", "acme", "--revoke", key[:11], "--yes")
-    eventually(lambda: ask(bench, key).status_code == 401)
+    wait_for(lambda: ask(bench, key).status_code == 401)
     assert key not in desk.file.read_text(), "hashes only"
 
 
 def test_equal_prompts_of_two_tenants_share_no_block(bench: Bench, desk: Desk) -> None:
     keys = {name: desk.tenant(name) for name in ("acme", "umbrella")}
-    eventually(lambda: ask(bench, keys["umbrella"]).status_code == 200)
+    wait_for(lambda: ask(bench, keys["umbrella"]).status_code == 200)
     decode = bench.decodes[0]
     decode.generated.clear()
     for name in ("acme", "umbrella", "acme"):
@@ -115,7 +115,7 @@ def test_equal_prompts_of_two_tenants_share_no_block(bench: Bench, desk: Desk) -
 def test_beyond_a_limit_it_is_429_and_others_go_on(bench: Bench, desk: Desk) -> None:
     slow = desk.tenant("slow", "--requests-per-minute", "2")
     free = desk.tenant("free")
-    eventually(lambda: ask(bench, free).status_code == 200)
+    wait_for(lambda: ask(bench, free).status_code == 200)
     answers = [ask(bench, slow) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
@@ -125,23 +125,23 @@ def test_beyond_a_limit_it_is_429_and_others_go_on(bench: Bench, desk: Desk) -> 
 
 def test_the_quota_of_a_day_counts_prompt_and_answer(bench: Bench, desk: Desk) -> None:
     key = desk.tenant("acme", "--tokens-per-day", "200")
-    eventually(lambda: ask(bench, key, max_tokens=30).status_code == 200)
+    wait_for(lambda: ask(bench, key, max_tokens=30).status_code == 200)
     too_much = ask(bench, key, max_tokens=190)
     assert too_much.status_code == 429
     assert too_much.json()["error"]["code"] == "quota_exceeded"
     desk.run("quota", "acme", "--tokens-per-day", "0")
-    eventually(lambda: ask(bench, key, max_tokens=190).status_code == 200)
+    wait_for(lambda: ask(bench, key, max_tokens=190).status_code == 200)
 
 
 def test_usage_is_written_priced_and_shown(bench: Bench, desk: Desk) -> None:
     desk.run("price", MODEL, "--prompt", "1000000", "--completion", "2000000")
     key = desk.tenant("acme")
-    eventually(lambda: ask(bench, key).status_code == 200)
+    wait_for(lambda: ask(bench, key).status_code == 200)
     answer = ask(bench, key).json()["usage"]
     streamed = ask(bench, key, stream=True)
     assert streamed.status_code == 200
     # A line is written after the last byte of its stream.
-    eventually(lambda: len(lines(desk)) == 3)
+    wait_for(lambda: len(lines(desk)) == 3)
     written = lines(desk)
     for line in written:
         assert line["tenant"] == "acme"
@@ -170,13 +170,13 @@ def test_usage_is_written_priced_and_shown(bench: Bench, desk: Desk) -> None:
 
 def test_an_answer_that_the_client_left_is_counted_too(bench: Bench, desk: Desk) -> None:
     key = desk.tenant("acme")
-    eventually(lambda: ask(bench, key).status_code == 200)
+    wait_for(lambda: ask(bench, key).status_code == 200)
     bench.decodes[0].interval_s = 0.05
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     headers = {"authorization": f"Bearer {key}"}
     with bench.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as stream:
         next(stream.iter_lines())
-    eventually(lambda: len(lines(desk)) == 2)
+    wait_for(lambda: len(lines(desk)) == 2)
     whole, cut = lines(desk)
     assert cut["prompt_tokens"] == whole["prompt_tokens"]
     assert 0 < cut["completion_tokens"] < whole["completion_tokens"]
@@ -187,7 +187,7 @@ def test_a_broken_tenant_file_is_78_at_the_start_and_ignored_later(
     bench: Bench, desk: Desk, tmp_path: Path
 ) -> None:
     key = desk.tenant("acme")
-    eventually(lambda: ask(bench, key).status_code == 200)
+    wait_for(lambda: ask(bench, key).status_code == 200)
     desk.file.write_text("[[tenant]]\nname = 1\n")
     time.sleep(0.5)
     assert ask(bench, key).status_code == 200

@@ -230,7 +230,9 @@ def test_blocks_move_where_they_are_told_to(pool: ReplicatedPool) -> None:
     words = ["cache", "move", hashes[0].hex(), "--node", "n0", "--to"]
     assert mcctl(pool, *words, "n2", "--wait") == 0
     wait_for(lambda: pool.where(hashes[:1]) == [{N2}], 5, "moved")
-    (*_, past) = pool.client.read_events(ReadEvents(topics=["blockmoved"])).events
+    wanted = ReadEvents(topics=["blockmoved"])
+    wait_for(lambda: pool.client.read_events(wanted).events, 5, "its event")
+    (*_, past) = pool.client.read_events(wanted).events
     moved = decode_event(past.payload)
     assert isinstance(moved, BlockMoved)
     assert (moved.hash, moved.from_node, moved.node) == (hashes[0], "n0", "n2")
