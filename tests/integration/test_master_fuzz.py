@@ -141,8 +141,8 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*[strategy(argument) for argument in arguments])
-    if origin is list:
-        return st.lists(strategy(arguments[0]), max_size=3)
+    if origin in (list, tuple):
+        return st.lists(strategy(arguments[0]), max_size=3).map(origin)
     if origin is dict:
         return st.dictionaries(strategy(arguments[0]), strategy(arguments[1]), max_size=2)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

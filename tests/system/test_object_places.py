@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kit.replicated_pool import ReplicatedPool, wait_until
+from kit.daemon import wait_for
+from kit.pool import short_directory
+from kit.replicated_pool import ReplicatedPool
 
 from daemons.client.cluster import ClusterClient
 from daemons.client.objects import Store
@@ -22,9 +23,8 @@ VALUE = np.random.default_rng(5).integers(0, 256, 3_000_000, np.uint8).tobytes()
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ReplicatedPool]:
-    with tempfile.TemporaryDirectory(prefix="mct-", ignore_cleanup_errors=True) as directory:
-        (Path(directory) / "reader").mkdir()
-        made = ReplicatedPool(Path(directory), 2, "pool.lease_s=0.3")
+    with short_directory() as directory:
+        made = ReplicatedPool(directory, 2, "pool.lease_s=0.3")
         try:
             yield made
         finally:
@@ -42,14 +42,14 @@ def test_a_named_object_is_replicated_moved_and_pinned_with_all_its_chunks(
         store.put("a", VALUE)
         blocks = store.blocks_of("a")
         assert len(blocks) > 1
-        wait_until(lambda: all(nodes_of(store, pool.client, "a")), 10, "reported")
+        wait_for(lambda: all(nodes_of(store, pool.client, "a")), 10, "reported")
         store.replicate("a", 2)
-        wait_until(lambda: store.replicate("a", 2) == 0, 15, "two replicas of each chunk")
+        wait_for(lambda: store.replicate("a", 2) == 0, 15, "two replicas of each chunk")
         assert all(len(nodes) == 2 for nodes in nodes_of(store, pool.client, "a"))
         store.put("b", VALUE[::-1])
         target = [{NodeId("n1")}] * len(blocks)
-        wait_until(lambda: all(nodes_of(store, pool.client, "b")), 10, "reported")
-        wait_until(
+        wait_for(lambda: all(nodes_of(store, pool.client, "b")), 10, "reported")
+        wait_for(
             lambda: (
                 store.move("b", NodeId("n1")) == 0 and nodes_of(store, pool.client, "b") == target
             ),

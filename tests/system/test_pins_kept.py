@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.replicated_pool import TOKENS, ReplicatedPool, wait_until
+from kit.daemon import wait_for
+from kit.replicated_pool import TOKENS, ReplicatedPool
 
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash
@@ -37,7 +38,7 @@ def wait_for_pins(pool: ReplicatedPool, wanted: dict[BlockHash, str]) -> None:
         found = pins(pool)
         return all(found.get(each, ("gone",))[0] == pin for each, pin in wanted.items())
 
-    wait_until(is_so, 20, f"{wanted}, found {pins(pool)}")
+    wait_for(is_so, 20, f"{wanted}, found {pins(pool)}")
 
 
 def test_pins_are_there_after_all_were_killed_and_ended_ones_are_not(pool: ReplicatedPool) -> None:
@@ -58,7 +59,7 @@ def test_pins_are_there_after_all_were_killed_and_ended_ones_are_not(pool: Repli
     left_s = pins(pool)[kept][1]
     assert abs(left_s - (600 - (time.monotonic() - began_s))) < 5, "its end is where it was"
     pool.nodes["n0"].kill()
-    wait_until(lambda: pool.state("n0") == "dead", 10, "n0 dead")
+    wait_for(lambda: pool.state("n0") == "dead", 10, "n0 dead")
     pool.client.pin_blocks([kept], "none")
     pool.nodes["n0"].start()
     wait_for_pins(pool, {kept: "none", ended: "none"})
