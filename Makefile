@@ -13,6 +13,7 @@
 # PREFIX=DIR                 of install; /opt/mooncake
 # ENGINE=0                   wheelhouse and install without torch
 # S3=1                       wheelhouse and install with the client for object stores
+# TEST_WORKERS=0             of make test: one test after the other, in one process
 # QUICKSTART_ARGS, PYTEST_ARGS, INSTALL_ARGS  passed on
 
 PYTHON ?= python3
@@ -21,6 +22,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 ENGINE ?= 1
 S3 ?= 0
+TEST_WORKERS ?= 2
 SOAK_S ?= 600
 SEED ?= 1
 PREFIX ?= /opt/mooncake
@@ -41,7 +43,7 @@ quickstart: $(VENV)/.installed-engine
 	exec $(BIN)/mcctl quickstart --output $$output $(QUICKSTART_ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 rdma: | $(BIN)/python
 	@$(BIN)/python systemd/install-pyverbs.py
