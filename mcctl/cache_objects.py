@@ -12,7 +12,7 @@ import typer
 
 from daemons.client.objects import ObjectStat, Store, ValueType
 from daemons.core.errors import ConfigError, NotFound, Rejected, Unavailable
-from daemons.core.units import format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.objects import ListedName, NamespaceStat
 from mcctl import render
 from mcctl.object_archive import export_objects, import_objects
@@ -85,7 +85,9 @@ def put(
     if settings.output == "json":
         render.emit_json(result)
     else:
-        render.emit_line(f"{result.name}: {format_size(result.num_bytes)}, version {version}")
+        render.emit_line(
+            f"{result.name}: {format_size(result.num_bytes)}, version {_version(version)}"
+        )
 
 
 @prints(GetResult)
@@ -140,7 +142,7 @@ def remove(
     if not yes:
         if not sys.stdin.isatty():
             raise Rejected("rm deletes objects; say --yes where nobody can be asked")
-        typer.confirm(f"Delete {len(names)} objects?", abort=True, err=True)
+        typer.confirm(f"Delete {format_count(len(names), 'object')}?", abort=True, err=True)
     with open_store(settings, namespace) as store:
         found = store.delete_many([_name(name) for name in names])
     said = [(shown(_name(name)), was_there) for name, was_there in zip(names, found, strict=True)]
@@ -151,7 +153,7 @@ def remove(
     if settings.output == "json":
         render.emit_json(result)
     else:
-        render.emit_line(f"{len(result.deleted)} objects deleted")
+        render.emit_line(f"{format_count(len(result.deleted), 'object')} deleted")
     if result.missing:
         raise NotFound(f"not there: {', '.join(result.missing)}")
 
@@ -198,7 +200,8 @@ def import_(
         render.complain(f"{bytes.fromhex(name)!r}: {error.message}")
     if count.failures:
         raise Unavailable(
-            f"{len(count.failures)} objects were not imported; import again, with --replace for those in conflict"
+            f"{format_count(len(count.failures), 'object')} not imported; import again, "
+            "with --replace for those in conflict"
         )
 
 
@@ -292,7 +295,7 @@ def _emit_archive(settings: Settings, path: Path, num_objects: int, num_bytes: i
             ArchiveResult(path=str(path), num_objects=num_objects, num_bytes=num_bytes)
         )
     else:
-        render.emit_line(f"{path}: {num_objects} objects, {format_size(num_bytes)}")
+        render.emit_line(f"{path}: {format_count(num_objects, 'object')}, {format_size(num_bytes)}")
 
 
 def _facts(found: ObjectStat) -> list[tuple[str, str]]:

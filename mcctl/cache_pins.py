@@ -8,7 +8,7 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound
 from daemons.core.ids import BlockHash
-from daemons.core.units import format_duration
+from daemons.core.units import format_count, format_duration
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.pin import PinBlocksReply
 from mcctl import render
@@ -49,7 +49,7 @@ def pin(
         settings.output,
         reply,
         f"{reply.num_changed} pinned for {format_duration(ttl)}; with what is before them and all other pins "
-        f"{reply.num_pinned} blocks are held",
+        f"{format_count(reply.num_pinned, 'block')} held",
     )
 
 
@@ -66,7 +66,7 @@ def unpin(context: typer.Context, blocks: Hashes, namespace: ObjectNamespace = N
     _show(
         settings.output,
         reply,
-        f"{reply.num_changed} unpinned; {reply.num_pinned} blocks are held by other pins",
+        f"{reply.num_changed} unpinned; {format_count(reply.num_pinned, 'block')} held by other pins",
     )
 
 

@@ -9,6 +9,7 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound
 from daemons.core.ids import NodeId
+from daemons.core.units import format_count
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.replication import ReplicateReply
 from mcctl import render
@@ -59,9 +60,11 @@ def replicate(  # noqa: PLR0913, PLR0917 - one for each flag
         render.emit_json(reply)
         return
     left = f"; {reply.num_left} lack some yet" if reply.num_left else ""
-    render.emit_line(f"{reply.num_blocks} blocks: {count or 'as many as the pool wants'}{left}")
+    wanted = format_count(count, "replica") if count else "as many replicas as the pool wants"
+    render.emit_line(f"{format_count(reply.num_blocks, 'block')}, {wanted} of each{left}")
     if count > reply.num_domains:
-        render.note(f"a host holds one replica of a block, and there are {reply.num_domains} hosts")
+        hosts = format_count(reply.num_domains, "host")
+        render.note(f"not more than one replica of a block is on a host, and the pool has {hosts}")
 
 
 @prints(ReplicateReply)
@@ -101,7 +104,7 @@ def move(  # noqa: PLR0913, PLR0917 - one for each flag
         return
     left = f", {reply.num_left} are on their way" if reply.num_left else ""
     failed = f", {reply.num_failed} could not be moved: {reply.why}" if reply.num_failed else ""
-    render.emit_line(f"{reply.num_blocks} blocks match{left}{failed}")
+    render.emit_line(f"{format_count(reply.num_blocks, 'block')} to be on {to}{left}{failed}")
 
 
 def _chosen(

@@ -7,7 +7,7 @@ from typing import Final
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound, Unavailable
-from daemons.core.units import format_size
+from daemons.core.units import format_count, format_size
 from daemons.protocol.block import BlockFilter, FlushBlocksReply, Tier
 
 _POLL_S: Final = 0.1
@@ -42,7 +42,7 @@ def wait(
     reply = begin(client, plan)
     best, moved_s = reply.num_left, time.monotonic()
     while reply.num_left > reply.num_without:
-        progress(f"{reply.num_left} blocks left, {format_size(reply.left_bytes)}")
+        progress(f"{format_count(reply.num_left, 'block')} left, {format_size(reply.left_bytes)}")
         time.sleep(_POLL_S)
         reply = client.flush_blocks(plan.chosen, to=plan.to, evict=plan.evict)
         if reply.num_left < best:

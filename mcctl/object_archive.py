@@ -21,7 +21,7 @@ import xxhash
 
 from daemons.client.objects import Kind, ObjectStat, Store, ValueType
 from daemons.core.errors import ConfigError, Conflict, McError, TransferError, Unavailable
-from daemons.core.units import MIB
+from daemons.core.units import MIB, format_count
 
 _FORMAT: Final = "mooncake-objects-1"
 _INDEX: Final = "index.json"
@@ -72,7 +72,7 @@ def export_objects(store: Store, path: Path, progress: Progress) -> ArchiveIndex
     with _target(path) as target:
         objects: list[ArchivedObject] = []
         for number, listed in enumerate(store.list()):
-            progress(f"{number} objects exported")
+            progress(f"{format_count(number, 'object')} exported")
             file = f"objects/{number:08}"
             with tempfile.TemporaryFile(dir=path.parent) as spool:
                 found = _fetch(store, listed.name, spool)
@@ -102,12 +102,12 @@ def import_objects(store: Store, path: Path, progress: Progress, *, replaces: bo
     with _source(path) as directory:
         index = _read_index(directory)
         for number, entry in enumerate(index.objects):
-            progress(f"{number} of {len(index.objects)} objects checked")
+            progress(f"{number} of {format_count(len(index.objects), 'object')} checked")
             _check(directory, entry)
         num_put = num_bytes = 0
         failures: list[tuple[str, McError]] = []
         for number, entry in enumerate(index.objects):
-            progress(f"{number} of {len(index.objects)} objects imported")
+            progress(f"{number} of {format_count(len(index.objects), 'object')} imported")
             try:
                 _put(store, directory, entry, replaces=replaces)
             except McError as error:

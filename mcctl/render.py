@@ -33,6 +33,8 @@ class Column:
 
 
 _PROSE_CHARS: Final = 30
+_PIPE_CHARS: Final = 160
+"""Where texts wrap when nobody says how wide it is; a table that needs more takes it."""
 
 
 def emit(
@@ -49,7 +51,7 @@ def emit(
             emit_json(result)
         case "plain":
             for row in rows:
-                print("\t".join(column.text(row) for column in columns))
+                print("\t".join(printable(column.text(row), "") for column in columns))
         case "table":
             show_table(title, columns, rows)
 
@@ -67,11 +69,15 @@ def show_table(
         needed = target.measure(drawn, options=unbounded).maximum - max(
             0, max(prose, default=0) - _PROSE_CHARS
         )
+        if target.width == _PIPE_CHARS and not target.is_terminal:
+            target.width = max(target.width, needed)
         if needed <= target.width or least.extra == 0:
             break
         shown.remove(least)
         hidden.append(least.title)
     target.print(drawn)
+    if not lines:
+        target.print(" (none)", style="dim")
     if hidden:
         target.print(f"(columns left out, no room: {', '.join(hidden)})", style="dim")
 
@@ -84,7 +90,7 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table"
     from rich.text import Text
 
     def cell(column: Column, row: Any) -> "str | Text":
-        text = column.text(row)
+        text = printable(column.text(row))
         return Text(text, no_wrap=True, overflow="ellipsis") if column.is_prose else escape(text)
 
     drawn = Table(
@@ -115,8 +121,18 @@ def show_facts(facts: Sequence[tuple[str, str]], *, on_stderr: bool = False) -> 
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(escape(name), escape(value))
+        table.add_row(escape(printable(name)), escape(printable(value)))
     show(table, on_stderr=on_stderr)
+
+
+def printable(text: str, kept: str = "\n") -> str:
+    """With control characters as escapes: a name of somebody's must not move the cursor or break a line."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c in kept or c > "\x9f" or " " <= c < "\x7f" else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def emit_json(result: object) -> None:
@@ -172,7 +188,8 @@ def show_tree(root: Branch) -> None:
 
     def draw(branch: Branch, into: Tree) -> None:
         for child in branch.children:
-            draw(child, into.add(f"[bold]{escape(child.name)}[/]  {escape(child.remark)}"))
+            name, remark = escape(printable(child.name)), escape(printable(child.remark))
+            draw(child, into.add(f"[bold]{name}[/]  {remark}"))
 
     tree = Tree(f"[bold]{escape(root.name)}[/]  {escape(root.remark)}".rstrip())
     draw(root, tree)
@@ -191,18 +208,26 @@ def console(*, on_stderr: bool = False) -> "Console":
     return Console(
         file=stream,
         highlight=False,
-        width=None if stream.isatty() else 160,
+        width=None if stream.isatty() or os.environ.get("COLUMNS", "").isdecimal() else _PIPE_CHARS,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
     )
 
 
 @contextmanager
 def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """A spinner with the latest message on a terminal; elsewhere a line per message, with the time."""
+    """A spinner with the latest message on a terminal; elsewhere a line per new message, with the time."""
     started_s = time.monotonic()
     if not sys.stderr.isatty():
         note(f"[{0:5.1f} s] {first}")
-        yield lambda text: note(f"[{time.monotonic() - started_s:5.1f} s] {text}")
+        said = first
+
+        def say(text: str) -> None:
+            nonlocal said
+            if text != said:
+                said = text
+                note(f"[{time.monotonic() - started_s:5.1f} s] {text}")
+
+        yield say
         return
     with console(on_stderr=True).status(first) as status:
         yield status.update

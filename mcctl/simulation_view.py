@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from daemons.core.units import format_duration
+from daemons.core.units import format_count, format_duration
 from daemons.simulation.capacity import CapacityPoint
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.outcome import SimulationResult
@@ -46,7 +46,7 @@ def show_tiers(results: Sequence[SimulationResult]) -> None:
 def title(trace: str, requests: Sequence[TraceRequest]) -> str:
     span_s = max(requests[-1].arrival_s, 1e-9)
     return (
-        f"{Path(trace).name}: {len(requests)} requests in {format_duration(span_s)}, "
+        f"{Path(trace).name}: {format_count(len(requests), 'request')} in {format_duration(span_s)}, "
         f"{len(requests) / span_s:.2f} a second"
     )
 
@@ -73,7 +73,7 @@ def show_plan(result: PlanResult, profile: HardwareProfile, nodes: int) -> None:
         Column("", lambda point: _bar(point.hit_fraction / max(result.reuse_limit, 1e-9))),
     ]
     render.show_table("one cache of this size would find", columns, result.hit_curve)
-    render.show_table(f"{nodes} nodes", RUN_COLUMNS, result.clusters)
+    render.show_table(format_count(nodes, "node"), RUN_COLUMNS, result.clusters)
     best = next(run for run in result.clusters if run.cluster == result.best_cluster)
     render.note(
         f"best here: {best.cluster}, {best.goodput:.1%} of requests within both objectives; "

@@ -10,7 +10,7 @@ from typing import Final
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId
-from daemons.core.units import format_size
+from daemons.core.units import format_count, format_size
 from daemons.protocol.node import ListedNode, ListNodesReply
 from daemons.protocol.replication import ReplicateReply
 
@@ -26,7 +26,7 @@ def until_copied(ask: Callable[[], ReplicateReply], progress: Progress) -> Repli
     reply = ask()
     best, moved_s = reply.num_left, time.monotonic()
     while reply.num_left:
-        progress(f"{reply.num_left} of {reply.num_blocks} blocks left")
+        progress(f"{reply.num_left} of {format_count(reply.num_blocks, 'block')} left")
         time.sleep(POLL_S)
         reply = ask()
         if reply.num_left < best:
@@ -85,7 +85,9 @@ def until_ready(
             ]
             if not ill and len(reply.nodes) >= num_nodes:
                 return reply
-            text = ", ".join(ill) or f"{len(reply.nodes)} of {num_nodes} nodes have joined"
+            text = (
+                ", ".join(ill) or f"{len(reply.nodes)} of {format_count(num_nodes, 'node')} joined"
+            )
         progress(text)
         if time.monotonic() >= deadline_s:
             raise Unavailable(f"not ready within {timeout_s:g} s: {text}")
@@ -102,7 +104,8 @@ def _find(reply: ListNodesReply, node: NodeId) -> ListedNode:
 
 def _left_text(listed: ListedNode) -> str:
     """What is left, how much of that must be staged, and what holds it up."""
-    text = f"{listed.left_blocks} blocks ({format_size(listed.left_bytes)}) left"
+    blocks = format_count(listed.left_blocks or 0, "block")
+    text = f"{blocks} ({format_size(listed.left_bytes)}) left"
     if listed.left_below_blocks:
         text += f", {listed.left_below_blocks} of them below its DRAM"
     return f"{text}; {listed.left_why}" if listed.left_why else text

@@ -132,9 +132,18 @@ def chunk_meta(namespace: bytes, key: BlockHash, version: int, index: int) -> Bl
     )
 
 
+def packed_text(text: bytes | str, what: str) -> bytes:
+    """Never bytes(7), which is seven zero bytes. Raises Rejected for what is neither text nor bytes."""
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, bytes | bytearray | memoryview):
+        return bytes(text)
+    raise Rejected(f"{what} is str or bytes, not {type(text).__name__}")
+
+
 def as_name(name: bytes | str) -> bytes:
     """Raises Rejected for what cannot be a name."""
-    packed = name.encode() if isinstance(name, str) else bytes(name)
+    packed = packed_text(name, "a name")
     if not 0 < len(packed) <= MAX_NAME_BYTES:
         raise Rejected(f"a name has 1 to {MAX_NAME_BYTES} bytes, not {len(packed)}")
     return packed

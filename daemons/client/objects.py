@@ -21,7 +21,7 @@ import numpy as np
 from daemons.client.identity import open_client_identity
 from daemons.client.object_cache import Found
 from daemons.client.object_fetch import ObjectFetch
-from daemons.client.object_format import Kind, ValueType, as_name, type_of
+from daemons.client.object_format import Kind, ValueType, as_name, packed_text, type_of
 from daemons.client.object_lookup import ObjectLookup
 from daemons.client.object_reader import ObjectReader, value_of
 from daemons.client.object_sealed import await_sealed
@@ -111,7 +111,7 @@ class Store:
         num_threads: int | None = None,
     ) -> None:
         self.master = address_of(master)
-        self.namespace = namespace.encode() if isinstance(namespace, str) else bytes(namespace)
+        self.namespace = packed_text(namespace, "a namespace")
         if len(self.namespace) > 256:
             raise Rejected(f"a namespace has at most 256 bytes, not {len(self.namespace)}")
         self.timeout_s = timeout_s
@@ -442,7 +442,7 @@ class Store:
 
     def list(self, prefix: Name = b"") -> Iterator[ListedName]:
         """Of the names that begin so, in no order; names that come or go meanwhile may be missed or not."""
-        start = prefix.encode() if isinstance(prefix, str) else bytes(prefix)
+        start = packed_text(prefix, "a prefix")
         self._lookup.cache.wait_reported()
         cursor: int | None = 0
         while cursor is not None:

@@ -34,14 +34,18 @@ Config = TypeVar("Config", bound=Section)
 
 
 def load_config(
-    path: Path | None, config_type: type[Config], overrides: list[str] | None = None
+    path: Path | None,
+    config_type: type[Config],
+    overrides: list[str] | None = None,
+    *,
+    advice: str = "see configs/ for a commented example of every daemon",
 ) -> Config:
     """The file (or only defaults when `path` is None) with `section.key=value` overrides laid over it.
 
-    Raises ConfigError with one line: file, key, problem.
+    Raises ConfigError with one line: file, key, problem; `advice` is for who has no such file.
     """
     where = str(path) if path is not None else "the command line"
-    tree = _read(path) if path is not None else {}
+    tree = _read(path, advice) if path is not None else {}
     for override in overrides or []:
         _apply(tree, override)
     try:
@@ -50,13 +54,11 @@ def load_config(
         raise ConfigError(f"{where}: {_explain(str(error), config_type, tree)}") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, advice: str) -> dict[str, Any]:
     try:
         return tomli.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file; see configs/ for a commented example of every daemon"
-        ) from None
+        raise ConfigError(f"{path}: no such file; {advice}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except NO_TOML as error:

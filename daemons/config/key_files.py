@@ -66,7 +66,9 @@ class KeyList(Section, frozen=True, kw_only=True):
 
 def read_key_file(path: Path) -> KeyFile:
     """Raises ConfigError, also for a secret that others may read."""
-    found = load_config(path, KeyFile)
+    found = load_config(
+        path, KeyFile, advice="mcctl keys generate makes keys, NODE.key and NODE.pub"
+    )
     if found.secret and path.stat().st_mode & 0o007:
         raise ConfigError(f"{path} holds a secret key and is open to everyone; chmod 600 it")
     return found
@@ -93,7 +95,7 @@ def read_key_list(path: Path, *, may_be_missing: bool = False) -> KeyList:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             raise ConfigError(f"{path} is no file of at most {_MAX_BYTES} bytes")
-    return load_config(path, KeyList)
+    return load_config(path, KeyList, advice="nobody has a key yet; mcctl keys authorize writes it")
 
 
 def key_text(key: KeyFile) -> str:

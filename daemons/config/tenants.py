@@ -84,7 +84,7 @@ class TenantFile(Section, frozen=True, kw_only=True):
 
 def read_tenants(path: Path) -> TenantFile:
     """Raises ConfigError."""
-    return load_config(path, TenantFile)
+    return load_config(path, TenantFile, advice="mcctl tenant add makes it")
 
 
 def tenants_text(tenants: TenantFile) -> str:

@@ -31,6 +31,11 @@ def format_size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def format_count(number: int, noun: str) -> str:
+    """1 block, 2 blocks: of nouns that take an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def format_duration(seconds: float) -> str:
     """Milliseconds below one second, seconds below two minutes, then minutes."""
     if seconds < 1:

@@ -312,7 +312,9 @@ class Channel:
     def _expire(self, request_id: int, timeout_s: float) -> None:
         pending = self._pending.pop(request_id, None)
         if pending is not None:
-            pending.on_reply(Unavailable(f"{self.endpoint} did not answer within {timeout_s:g} s"))
+            pending.on_reply(
+                Unavailable(f"{self.endpoint} did not answer within {timeout_s:.2g} s")
+            )
 
     def _lose(self, why: str, family: type[McError] = Unavailable) -> None:
         self._drop_socket()

@@ -38,6 +38,8 @@ def as_bytes(memory: Buffer) -> ByteArray:
     # Whether it is a tensor is asked last: looking for its methods costs more than all else.
     if not isinstance(memory, _PLAIN) and isinstance(memory, Tensor):
         return _tensor_bytes(memory)
+    if isinstance(memory, str):
+        raise TransferError("text is not bytes: encode() it first")
     try:
         view = memory.data if isinstance(memory, np.ndarray) else memoryview(memory)
         return np.frombuffer(view.cast("B"), np.uint8)

@@ -282,7 +282,7 @@ def master(
         int, typer.Option(min=1, max=100, help="How often all of them are replaced.")
     ] = 5,
 ) -> None:
-    """What the master takes for a block: reports, look-ups, eviction, memory, and look-ups while a node dies.
+    """What the master takes for a block. Reports, look-ups, eviction, memory, and look-ups while a node dies.
 
     Starts a master for it, and plays cache nodes over the wire. Rates are per second of the master's CPU time.
 

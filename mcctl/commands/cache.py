@@ -14,7 +14,7 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
 from daemons.core.ids import short
-from daemons.core.units import format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.block import (
     BlockFilter,
     BlockLocation,
@@ -198,20 +198,21 @@ def stat(
     facts = [
         (
             "blocks",
-            f"{reply.num_blocks} in {reply.num_replicas} replicas, {reply.num_leased} leased, "
+            f"{reply.num_blocks} in {format_count(reply.num_replicas, 'replica')}, {reply.num_leased} leased, "
             f"{reply.num_pinned} pinned",
         ),
         ("memory", f"{format_size(reply.used_bytes)} of {format_size(reply.capacity_bytes)}"),
         *((tier, _usage_text(usage)) for tier, usage in reply.tiers.items()),
         (
             "look-ups",
-            f"{reply.num_lookups}, {reply.num_hit_blocks} of {reply.num_lookup_blocks} blocks found ({share:.0%})",
+            f"{reply.num_lookups}, {reply.num_hit_blocks} of {format_count(reply.num_lookup_blocks, 'block')} found "
+            f"({share:.0%})",
         ),
         ("stored", f"{reply.num_stored} since the master started"),
         ("evicted", str(reply.num_evicted)),
         ("cleared", str(reply.num_cleared)),
         *(
-            (f"of {model or 'objects'}", f"{count} blocks")
+            (f"of {model or 'objects'}", f"{format_count(count, 'block')}")
             for model, count in reply.blocks_by_model.items()
         ),
         *cache_objects.namespace_facts(namespaces),
@@ -287,7 +288,9 @@ def clear(
     if settings.output == "json":
         render.emit_json(reply)
     else:
-        render.emit_line(f"{reply.num_cleared} blocks deleted, {format_size(reply.cleared_bytes)}")
+        render.emit_line(
+            f"{format_count(reply.num_cleared, 'block')} deleted, {format_size(reply.cleared_bytes)}"
+        )
     if reply.num_left:
         raise Unavailable(
             f"{reply.num_left} blocks are left: their nodes did not answer in time; try again"
@@ -327,7 +330,7 @@ def flush(
         render.emit_json(reply)
         return
     left = f", {reply.num_left} left ({format_size(reply.left_bytes)})" if reply.num_left else ""
-    render.emit_line(f"{reply.num_done} blocks are in the {to.value} tier{left}")
+    render.emit_line(f"{format_count(reply.num_done, 'block')} in the {to.value} tier{left}")
     if reply.num_without:
         render.note(f"{reply.num_without} of those left are on nodes without that tier, and stay")
 
@@ -336,7 +339,7 @@ def _confirm(client: ClusterClient, chosen: BlockFilter) -> None:
     if not sys.stdin.isatty():
         raise Rejected("clear deletes blocks; say --yes where nobody can be asked")
     count = sum(1 for _ in client.blocks(chosen))
-    typer.confirm(f"Delete {count} blocks?", abort=True, err=True)
+    typer.confirm(f"Delete {format_count(count, 'block')}?", abort=True, err=True)
 
 
 def check_node(node: str, known: ListNodesReply) -> None:
@@ -353,7 +356,7 @@ def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:
         ("namespace", block.meta.namespace.hex()),
         ("model", block.meta.model),
         ("tenant", block.meta.tenant or "-"),
-        ("tokens", f"{block.meta.num_tokens}, {block.meta.depth} blocks before it"),
+        ("tokens", f"{block.meta.num_tokens}, {format_count(block.meta.depth, 'block')} before it"),
         ("age", f"{format_duration(block.age_s)}, last used {format_duration(block.idle_s)} ago"),
         ("leased", "yes" if block.is_leased else "no"),
         ("pin", _pin_text(block)),
@@ -375,7 +378,7 @@ def _emit_facts(output: str, facts: list[tuple[str, str]]) -> None:
 
 def _usage_text(usage: TierUsage) -> str:
     used = f"{format_size(usage.used_bytes)} of {format_size(usage.capacity_bytes)}"
-    return f"{used}, {usage.num_blocks} blocks"
+    return f"{used}, {format_count(usage.num_blocks, 'block')}"
 
 
 def _places_text(block: ListedBlock) -> str:

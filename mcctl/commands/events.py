@@ -11,6 +11,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.client.event_feed import EventFeed, Item, Resync, SeenEvent
 from daemons.config.forms import is_endpoint
 from daemons.core.ids import short
+from daemons.core.units import format_count
 from daemons.protocol.address import split_key, with_key
 from daemons.protocol.block import BlockRemoved, BlockStored
 from daemons.protocol.event import BlockMoved, Event
@@ -128,7 +129,9 @@ def _follow(feed: EventFeed, output: Output, seconds: float | None) -> None:
 
 def _emit(item: Item, output: Output) -> None:
     if isinstance(item, Resync):
-        missed = "events" if item.num_missed is None else f"{item.num_missed} events"
+        missed = (
+            "events" if item.num_missed is None else f"{format_count(item.num_missed, 'event')}"
+        )
         render.note(f"[{missed} missed: {item.why}; `mcctl cache list` shows what is there now]")
         if output == "json":
             fields = {"why": item.why, "num_missed": item.num_missed}
@@ -153,7 +156,8 @@ def _text(event: Event) -> str:
         case BlockStored():
             meta = event.meta
             where = _place(event.node, event.tier)
-            return f"block stored   {short(meta.hash)} on {where}, {meta.model} depth {meta.depth}"
+            what = f"{meta.model} depth {meta.depth}" if meta.model else "of an object"
+            return f"block stored   {short(meta.hash)} on {where}, {what}"
         case BlockRemoved():
             return f"block removed  {short(event.hash)} from {_place(event.node, event.tier)}: {event.why}"
         case BlockMoved():

@@ -9,7 +9,7 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.config.costs import InstanceCosts
 from daemons.core.ids import NodeId
-from daemons.core.units import format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.address import address_of
 from daemons.protocol.node import ListedNode, NodeDescription
 from mcctl import render, waiting
@@ -160,7 +160,7 @@ def drain_text(node: ListedNode) -> str:
     if node.left_blocks == 0:
         return "safe to stop"
     why = f": {node.left_why}" if node.left_why else ""
-    return f"{node.left_blocks} blocks left{why}"
+    return f"{format_count(node.left_blocks, 'block')} left{why}"
 
 
 def memory_text(node: ListedNode) -> str:

@@ -4,7 +4,7 @@ import msgspec
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.units import format_size
+from daemons.core.units import format_count, format_size
 from daemons.protocol.block import CacheStatReply
 from daemons.protocol.node import ListNodesReply, ModelDescription
 from daemons.protocol.request import ListedRequest
@@ -98,7 +98,8 @@ def _facts(result: StatusResult) -> list[tuple[str, str]]:
         ("nodes", _counts(result.nodes_by_role) + " (" + _counts(result.nodes_by_state) + ")"),
         (
             "pool",
-            f"{pool.num_blocks} blocks, {format_size(pool.used_bytes)} of {format_size(pool.capacity_bytes)}, "
+            f"{format_count(pool.num_blocks, 'block')}, "
+            f"{format_size(pool.used_bytes)} of {format_size(pool.capacity_bytes)}, "
             f"{share:.0%} of {pool.num_lookup_blocks} asked blocks were there",
         ),
         (

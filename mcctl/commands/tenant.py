@@ -258,9 +258,11 @@ def usage(
 def price(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Its name, or * for those that have none.")],
-    prompt: Annotated[float, typer.Option(min=0, help="Of prompt tokens that are computed.")] = 0.0,
-    cached: Annotated[float, typer.Option(min=0, help="Of those that are reused.")] = 0.0,
-    completion: Annotated[float, typer.Option(min=0, help="Of generated tokens.")] = 0.0,
+    prompt: Annotated[
+        float | None, typer.Option(min=0, help="Of prompt tokens that are computed.")
+    ] = None,
+    cached: Annotated[float | None, typer.Option(min=0, help="Of those that are reused.")] = None,
+    completion: Annotated[float | None, typer.Option(min=0, help="Of generated tokens.")] = None,
     file: File = None,
 ) -> None:
     """Set what a million tokens of a model cost. Holds for answers from now on.
@@ -268,7 +270,13 @@ def price(
     \b
     Example: mcctl tenant price SmolLM2-135M-Instruct --prompt 0.2 --cached 0.02 --completion 0.6
     """
-    fresh = ModelPrice(model=model, prompt=prompt, cached=cached, completion=completion)
+    if prompt is None and cached is None and completion is None:
+        raise typer.BadParameter(
+            "say --prompt, --cached or --completion; what is not named is free"
+        )
+    fresh = ModelPrice(
+        model=model, prompt=prompt or 0.0, cached=cached or 0.0, completion=completion or 0.0
+    )
 
     def put(tenants: TenantFile) -> TenantFile:
         others = [each for each in tenants.price if each.model != model]

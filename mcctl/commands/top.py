@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.units import format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_size
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.output_schema import prints
@@ -112,7 +112,7 @@ def _facts(shown: Frame) -> list[tuple[str, str]]:
         ("hits", f"{shown.hit_fraction:.0%} of blocks"),
         (
             "pool",
-            f"{shown.num_blocks} blocks, {format_size(shown.used_bytes)} of "
+            f"{format_count(shown.num_blocks, 'block')}, {format_size(shown.used_bytes)} of "
             f"{format_size(shown.capacity_bytes)}, +{shown.stored_per_s:.0f}/s -{shown.evicted_per_s:.0f}/s",
         ),
     ]

@@ -12,7 +12,7 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import ConfigError, Unavailable
 from daemons.core.ids import HostId
-from daemons.core.units import format_size
+from daemons.core.units import format_count, format_size
 from daemons.protocol.address import address_of
 from daemons.protocol.node import ListedNode, ListNodesReply, NodeDescription
 from mcctl import render
@@ -275,7 +275,7 @@ def _add_node(host: render.Branch, node: ListedNode) -> None:
         used = f"{format_size(node.used_bytes)} of {format_size(segment.capacity_bytes)} used"
         branch.add(
             f"segment {segment.region.region_id}",
-            f"{used}, {node.num_blocks} blocks, {segment.path}",
+            f"{used}, {format_count(node.num_blocks, 'block')}, {segment.path}",
         )
     if said.model is not None:
         model = said.model

@@ -6,6 +6,7 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.ids import NodeId
+from daemons.core.units import format_count
 from daemons.protocol.node import ListedNode
 from mcctl import render, waiting
 from mcctl.commands import new_app
@@ -50,7 +51,7 @@ def ready(
     if settings.output == "json":
         render.emit_json({"num_nodes": len(reply.nodes)})
     else:
-        render.emit_line(f"{len(reply.nodes)} nodes are alive")
+        render.emit_line(f"{format_count(len(reply.nodes), 'node')} alive")
 
 
 @app.command()

@@ -69,3 +69,9 @@ def test_no_two_names_share_a_key(pairs: list[tuple[bytes, bytes]]) -> None:
     assert len(keys) == 2 * len(set(pairs))
     assert name_key(b"ab", b"c") != name_key(b"a", b"bc")
     assert chunk_key(BlockHash(bytes(16)), 1, 2) != chunk_key(BlockHash(bytes(16)), 2, 1)
+
+
+@pytest.mark.parametrize("name", [7, None, ["a"], 1.5])
+def test_name_of_another_type_is_refused_and_not_made_into_zero_bytes(name: object) -> None:
+    with pytest.raises(Rejected, match=f"str or bytes, not {type(name).__name__}"):
+        as_name(name)  # type: ignore[arg-type]

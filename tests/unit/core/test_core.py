@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from daemons.core.clock import ManualClock, monotonic
 from daemons.core.errors import FAMILIES, ConfigError, McError, NotFound, family_of
 from daemons.core.ids import new_epoch, new_put_id, new_request_id, short
-from daemons.core.units import format_duration, format_size, parse_size
+from daemons.core.units import format_count, format_duration, format_size, parse_size
 
 
 class LeafNotFound(NotFound):
@@ -61,3 +61,7 @@ def test_manual_clock_moves_when_told() -> None:
     clock.advance(1.5)
     assert clock() == 6.5
     assert monotonic() <= monotonic()
+
+
+def test_one_thing_is_not_several() -> None:
+    assert [format_count(n, "block") for n in (0, 1, 2)] == ["0 blocks", "1 block", "2 blocks"]

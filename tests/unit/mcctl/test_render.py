@@ -84,3 +84,44 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out == ""
     assert "begin" in captured.err
     assert "go on" in captured.err
+
+
+def test_names_cannot_move_the_cursor_or_break_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    things = [Thing("a\x1b[2Jb\tc\x00\nd é", b"")]
+    render.emit("plain", None, COLUMNS, things)
+    assert capsys.readouterr().out == "a\\x1b[2Jb\\tc\\x00\\nd é\t\n"
+    render.emit("table", None, COLUMNS, things)
+    render.show_facts([("name", "\x1b]0;title\x07")])
+    out = capsys.readouterr().out
+    assert "\\x1b[2Jb\\tc\\x00" in out
+    assert "\x1b" not in out
+
+
+def test_empty_table_says_that_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    render.emit("table", None, COLUMNS, [])
+    assert "(none)" in capsys.readouterr().out
+    render.emit("plain", None, COLUMNS, [])
+    assert not capsys.readouterr().out
+
+
+def test_pipe_gets_every_column_unless_the_environment_says_how_wide_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = [COLUMNS[0], Column("more", lambda _: "m" * 200, extra=1)]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    render.show_table("", wide, THINGS)
+    assert "m" * 200 in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    render.show_table("", wide, THINGS)
+    assert "(columns left out, no room: more)" in capsys.readouterr().out
+
+
+def test_progress_says_the_same_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with render.progress("waiting") as say:
+        for text in ("waiting", "1 of 2", "1 of 2", "2 of 2"):
+            say(text)
+    assert [line[10:] for line in capsys.readouterr().err.splitlines()] == [
+        "waiting",
+        "1 of 2",
+        "2 of 2",
+    ]

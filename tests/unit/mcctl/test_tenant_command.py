@@ -54,6 +54,8 @@ def test_what_is_not_there_or_there_already_is_said(
     run(capsys, file, "add", "acme")
     run(capsys, file, "add", "acme", code=4)
     run(capsys, file, "add", "../acme", code=2)
+    run(capsys, file, "price", "m", code=2)
+    assert not read_tenants(file).price
     run(capsys, file, "key", "acme", "--revoke", "mc-nothing", "--yes", code=3)
     run(capsys, file, "key", "acme", "--revoke", "mc-nothing", code=5)
 
