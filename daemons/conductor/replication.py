@@ -162,6 +162,11 @@ class CopyBudget:
         at.filled_s = now_s
         return at.tokens > 0
 
+    def in_flight_to(self, target: NodeId) -> int:
+        """Bytes that it does not count as used yet."""
+        at = self._targets.get(target)
+        return 0 if at is None else at.in_flight_bytes
+
     def start(
         self, block_hash: BlockHash, target: NodeId, num_bytes: int, *, is_paced: bool, now_s: float
     ) -> None:

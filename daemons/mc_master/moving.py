@@ -121,7 +121,8 @@ class Moving:
         if node is None:
             return f"node {move.to} is gone"
         full = self._state.config.pool.low_watermark
-        if node.used_bytes + num_bytes > full * node.capacity_bytes:
+        coming_bytes = self._copies.budget.in_flight_to(move.to) + num_bytes
+        if node.used_bytes + coming_bytes > full * node.capacity_bytes:
             return f"no room: moves fill node {move.to} to {full:.0%}"
         return move.why if move.num_tries >= _MAX_TRIES else None
 
