@@ -4,9 +4,11 @@ An export is complete once its index is written, which comes last. Before anythi
 file against it.
 """
 
+import contextlib
 import io
 import os
 import re
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -156,6 +158,12 @@ class _DirectoryTarget:
             raise ConfigError(f"{path}: {error.strerror}; choose a new directory") from None
         self._path = path
 
+    def undo(self) -> None:
+        """The same command can be given again."""
+        shutil.rmtree(self._path / "objects", ignore_errors=True)
+        with contextlib.suppress(OSError):  # others' files are in it
+            self._path.rmdir()
+
     def add(self, name: str, source: IO[bytes]) -> None:
         with (self._path / name).open("xb") as file:
             _copy(source, file)
@@ -175,7 +183,12 @@ class _TarTarget:
 @contextmanager
 def _target(path: Path) -> Iterator[Target]:
     if path.suffix != ".tar":
-        yield _DirectoryTarget(path)
+        directory = _DirectoryTarget(path)
+        try:
+            yield directory
+        except BaseException:
+            directory.undo()
+            raise
         return
     if path.exists():
         raise Conflict(f"{path} is there already; choose another name")

@@ -121,6 +121,7 @@ class CachenodeApp:
                 keep=self._keep,
                 locate=self._locate,
                 on_promoted=self._on_promoted,
+                make_room=lambda length, layers: self._handlers.puts.make_room(length, layers),
             )
         )
         self._peers = ChannelPool(self.loop)

@@ -90,6 +90,7 @@ class CachenodeHandlers:
                 pull_timeout_s=parts.pull_timeout_s,
                 room_wait_s=parts.room_wait_s,
                 may_evict=parts.may_evict,
+                leaves_later=self._leaves_later,
                 locate=parts.locate,
                 on_sealed=self._sealed,
                 drop=self._drop,
@@ -189,6 +190,13 @@ class CachenodeHandlers:
                 replicas.hold_pins(notice.pins, notice.incarnation)
             case _:
                 assert_never(notice)
+
+    def _leaves_later(self, replica: Replica) -> bool:
+        """A victim that this node chose itself: what a lower tier has already may go at once."""
+        held = (tier.store.get(replica.meta.hash) for tier in self._parts.lower)
+        if any(record is not None and record.version >= replica.version for record in held):
+            return False
+        return self._is_written_first(replica.meta.hash)
 
     def _tell_lower(self, notice: WriteDown | AdoptObjects) -> None:
         for tier in self._parts.lower:

@@ -64,6 +64,8 @@ class PutParts:
     """How long a put waits for room; 0: not at all."""
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
+    leaves_later: Callable[[Replica], bool]
+    """Whether a victim of ours is written to a lower tier first, and freed then."""
     locate: Callable[[Replica], BlockLocation]
     on_sealed: Callable[[Replica], object]
     drop: Callable[[Replica, str], object]
@@ -163,10 +165,15 @@ class Puts:
         except Exhausted:
             if not self._parts.may_evict():
                 raise
-        for freed in replicas.make_room(length, block.num_layers):
-            self._parts.reporter.freed(freed)
-            self._parts.metrics.freed_blocks.labels("own").inc()
+        self.make_room(length, block.num_layers)
         return replicas.begin(block.meta, length, block.num_layers, version=version)
+
+    def make_room(self, length: int, num_layers: int) -> None:
+        """This node's own choice. What a lower tier takes first leaves a little later."""
+        parts = self._parts
+        for freed in parts.replicas.make_room(length, num_layers, parts.leaves_later):
+            parts.reporter.freed(freed)
+            parts.metrics.freed_blocks.labels("own").inc()
 
     def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:
         """None: what was here is damaged and gone, put it again; or it is an older version."""

@@ -334,9 +334,15 @@ class ReplicaTable:
                 self._index.add_sealed(SealedRecord(replica.describe(), replica.created_ms))
         self.flush()
 
-    def make_room(self, length: int, num_layers: int) -> list[BlockHash]:
+    def make_room(
+        self,
+        length: int,
+        num_layers: int,
+        leaves_later: Callable[[Replica], bool] = lambda _: False,
+    ) -> list[BlockHash]:
         """Give up the least recently put blocks until a slot of this size is free; what went is returned.
 
+        `leaves_later` says of each whether a lower tier takes it first, and frees it then: that makes no room yet.
         Of pinned ones the soft come last and the hard never. It may not be enough: the caller's next `begin` says so.
         """
         slots = self.segment.slots
@@ -350,6 +356,8 @@ class ReplicaTable:
         same = next(fitting, None)
         for replica in [same] if same else oldest[:_MAX_EVICTIONS]:
             block_hash = replica.meta.hash
+            if leaves_later(replica):
+                continue
             self.free(block_hash)
             freed.append(block_hash)
             try:

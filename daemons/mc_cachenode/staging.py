@@ -27,12 +27,17 @@ MAX_STAGES: Final = 4096
 _MAX_HOLD_S: Final = 600.0
 _ANSWER_EARLY_S: Final = 0.05
 """So that what is there still arrives before the asker gives up."""
+_POLL_S: Final = 0.05
 _ROOMY: Final = 0.8
 """Below this part of the segment in use, what was read stays."""
 
 
 class _NoSlot(Exhausted):
     """Until another reader lets go."""
+
+
+class _NoSlotYet(_NoSlot):
+    """Blocks of other sizes have the memory; some of them are on their way out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +82,8 @@ class StagingParts:
     """Called with what is to be read in DRAM, and might be leaving it."""
     locate: Callable[[Replica], BlockLocation]
     on_promoted: Callable[[BlockHash], object]
+    make_room: Callable[[int, int], object] = lambda _length, _num_layers: None
+    """For a slot of a block of so many bytes and layers, which blocks of other sizes take; at once or soon."""
 
 
 class Staging:
@@ -88,7 +95,8 @@ class Staging:
         self._held: dict[StageId, tuple[list[BlockHash], Timer]] = {}
         self._ahead: set[StageId] = set()
         self._wanted: dict[BlockHash, list[_Request]] = {}
-        """Wait for a slot that another reader holds."""
+        """Wait for a slot that another reader holds, or that other blocks are about to leave."""
+        self._is_polling = False
         parts.replicas.reserved_bytes = parts.limit_bytes if parts.lower else 0
 
     @property
@@ -108,12 +116,13 @@ class Staging:
             self._staged[block_hash].waiting.append(request)
         for block_hash, error in refused.items():
             request.why = error.message
-            if isinstance(error, _NoSlot) and self._may_wait(request):
+            if isinstance(error, _NoSlot) and self._may_wait(request, error):
                 self._wanted.setdefault(block_hash, []).append(request)
                 missing.add(block_hash)
         if not missing:
             self._answer(request)
             return
+        self._poll_later()
         left_s = call.deadline_s - self._parts.loop.clock() - _ANSWER_EARLY_S
         request.timer = self._parts.loop.call_later(max(0.0, left_s), self._answer, request)
 
@@ -175,8 +184,21 @@ class Staging:
         self._remember(stage_id, held, hold_s)
         return missing, refused
 
-    def _may_wait(self, request: _Request) -> bool:
+    def _poll_later(self) -> None:
+        """Nobody says when blocks of other sizes have left enough room for a slot."""
+        if self._wanted and not self._is_polling:
+            self._is_polling = True
+            self._parts.loop.call_later(_POLL_S, self._poll)
+
+    def _poll(self) -> None:
+        self._is_polling = False
+        self._retry_wanted()
+        self._poll_later()
+
+    def _may_wait(self, request: _Request, why: _NoSlot) -> bool:
         """Others hold slots that they will let go; a reader never waits for its own."""
+        if isinstance(why, _NoSlotYet):
+            return True
         own = self._held.get(request.stage_id)
         return len(self._staged) > (0 if own is None else len(own[0]))
 
@@ -255,12 +277,7 @@ class Staging:
             raise _NoSlot(
                 "the slots for staged blocks are all held; raise ssd.stage", retry_after_ms=50
             )
-        try:
-            replica = parts.replicas.begin_staged(
-                record.meta, record.length, record.num_layers, version=record.version
-            )
-        except Exhausted as error:
-            raise _NoSlot(error.message, retry_after_ms=50) from None
+        replica = self._slot(record)
         staged = _Staged(replica, record)
         try:
             self._read(staged, tier, rate)
@@ -272,6 +289,23 @@ class Staging:
         parts.replicas.staged_bytes += record.stored_bytes
         parts.promotion.use(block_hash)
         return staged
+
+    def _slot(self, record: BlockRecord) -> Replica:
+        """Raises _NoSlotYet."""
+
+        def begin() -> Replica:
+            return self._parts.replicas.begin_staged(
+                record.meta, record.length, record.num_layers, version=record.version
+            )
+
+        try:
+            return begin()
+        except Exhausted:
+            self._parts.make_room(record.length, record.num_layers)
+        try:
+            return begin()
+        except Exhausted as error:
+            raise _NoSlotYet(error.message, retry_after_ms=50) from None
 
     def _read(self, staged: _Staged, tier: LowerTier, rate: ReadRate) -> None:
         """Raises Exhausted, Unavailable."""

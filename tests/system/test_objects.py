@@ -241,6 +241,14 @@ def test_an_export_is_imported_whole_or_not_at_all(
         assert not list(third.list())
 
 
+def test_an_export_that_fails_leaves_nothing_in_its_way(tmp_path: Path) -> None:
+    with Store("tcp://127.0.0.1:9", timeout_s=0.2) as lost:
+        for name in ("out", "out.tar"):
+            with pytest.raises(Unavailable):
+                export_objects(lost, tmp_path / name, print)
+    assert not list(tmp_path.iterdir())
+
+
 _PUT_AND_DIE = """
 import os, sys, threading
 from mcctl import Store
