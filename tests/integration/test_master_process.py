@@ -426,7 +426,7 @@ def test_refusals_say_what_to_do(client: SyncClient, loop: Loop, nodes: Make) ->
         ask(client, loop, schedule(chain(1), num_prompt_tokens=9000), Plan)
     with pytest.raises(Unavailable, match="no prefill node"):
         ask(client, loop, schedule(chain(1), exclude=["p0"]), Plan)
-    time.sleep(2)
+    time.sleep(2)  # before, a master says that nodes are still joining
     with pytest.raises(NotFound, match="known: tiny"):
         ask(client, loop, schedule(chain(1), model="huge"), Plan)
 
