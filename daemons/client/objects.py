@@ -1,15 +1,14 @@
 """The object store's client: values under names in a namespace, put and read without a copy where memory is registered.
 
 A get gives the value's bytes, b"" for an empty value, None for a miss that is sure, and raises McError for what is
-neither; batch calls give one of these per name. A reader sees a whole version or a miss, never a mixture.
+neither; batch calls give one of these per name. A reader sees a whole version or a miss, never a mixture. Longer than
+most files, for each verb of the public API is here, for one name and for many.
 """
 
-import functools
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,10 @@ from daemons.client.object_lookup import ObjectLookup
 from daemons.client.object_reader import ObjectReader, value_of
 from daemons.client.object_sealed import await_sealed
 from daemons.client.object_source import SourceMemory
+from daemons.client.object_values import as_array, on_host, targets_of
 from daemons.client.object_writer import Item, ObjectPut
 from daemons.client.sessions import ReplyType, Sessions
-from daemons.core.errors import McError, NotFound, Rejected, TransferError
+from daemons.core.errors import McError, NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.core.units import MIB
 from daemons.protocol.address import address_of
@@ -52,7 +52,7 @@ from daemons.protocol.objects import (
 from daemons.protocol.pin import PinBlocks, PinBlocksReply, PinLevel
 from daemons.protocol.replication import MoveBlocks, ReplicateBlocks, ReplicateReply
 from daemons.protocol.segment import RegionRef
-from daemons.transfer import ByteArray, TransferEngine, as_bytes
+from daemons.transfer import TransferEngine, as_bytes
 from daemons.transfer.buffers import Buffer
 
 Result = TypeVar("Result")
@@ -221,7 +221,7 @@ class Store:
         self, wanted: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
     ) -> list[int | McError | None]:
         """What a target holds is undefined where the result is no number."""
-        arrays, copies = _targets([target for _, target in wanted])
+        arrays, copies = targets_of([target for _, target in wanted])
         names = _names([name for name, _ in wanted])
         types = [type_of(target) for _, target in wanted]
         found = self._fetch.values(names, arrays, self._wait_s(timeout_s), types)
@@ -244,7 +244,7 @@ class Store:
         Raises Rejected for plain bytes, and for a torch tensor where the process has not imported torch.
         """
         fetched = self._fetch.typed(as_name(name), self._wait_s(timeout_s))
-        return None if fetched is None else _as_array(*fetched)
+        return None if fetched is None else as_array(*fetched)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Store:
         items = [
             Item(
                 as_name(name),
-                as_bytes(_on_host(value)),
+                as_bytes(on_host(value)),
                 wish.like or type_of(value),
                 wanted=wish.replicas,
             )
@@ -472,43 +472,6 @@ def _names(names: Sequence[Name]) -> Sequence[bytes]:
 def _pages(names: Sequence[bytes]) -> Iterator[Any]:
     for start in range(0, len(names), _MAX_NAMES):
         yield names[start : start + _MAX_NAMES]
-
-
-def _on_host(value: Any) -> Any:
-    """A tensor on a device is copied to the host first; what is not contiguous is put in order."""
-    if hasattr(value, "data_ptr"):
-        value = value.detach().cpu().contiguous()
-    return value
-
-
-def _targets(targets: Sequence[Any]) -> tuple[list[ByteArray], list[Callable[[], object]]]:
-    """Host memory to read into, and what brings it to those targets that are elsewhere."""
-    arrays: list[ByteArray] = []
-    copies: list[Callable[[], object]] = []
-    for target in targets:
-        if hasattr(target, "data_ptr") and str(target.device) != "cpu":
-            staged = target.new_empty(target.shape, device="cpu")
-            copies.append(functools.partial(target.copy_, staged))
-            arrays.append(as_bytes(staged))
-        else:
-            arrays.append(as_bytes(target))
-            if not arrays[-1].flags.writeable:
-                raise TransferError("the memory to read into is read-only")
-    return arrays, copies
-
-
-def _as_array(value: ByteArray, value_type: ValueType) -> Any:
-    if value_type.kind == "numpy":
-        value = value if value.flags.writeable else value.copy()
-        return value.view(np.dtype(value_type.dtype)).reshape(value_type.shape)
-    if value_type.kind == "bytes":
-        raise Rejected("it was put as plain bytes; use get")
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise Rejected("it is a torch tensor, and this process has not imported torch")
-    tensor = torch.empty(value_type.shape, dtype=getattr(torch, value_type.dtype))
-    np.copyto(as_bytes(tensor), value)
-    return tensor
 
 
 __all__ = ["Kind", "Name", "ObjectStat", "Store", "ValueType"]
