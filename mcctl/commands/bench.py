@@ -6,10 +6,8 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from daemons.client.cluster import ClusterClient
-from daemons.core.errors import ConfigError, McError, NotFound
-from daemons.core.units import format_duration, format_size, parse_size
-from daemons.protocol.node import ModelDescription
+from daemons.core.errors import ConfigError
+from daemons.core.units import parse_size
 from daemons.simulation.disaggregated import POLICY_NAMES
 from daemons.simulation.hardware import DEFAULT, find_profile
 from daemons.simulation.outcome import Objectives
@@ -25,8 +23,16 @@ from mcctl import (
     store_bench,
     transfer_bench,
 )
+from mcctl.bench_tables import (
+    CONDUCTOR_COLUMNS,
+    SERVE_COLUMNS,
+    SSD_COLUMNS,
+    STORE_COLUMNS,
+    TRANSFER_COLUMNS,
+    WRITER_COLUMNS,
+    show_served,
+)
 from mcctl.cluster_plan import ClusterOptions
-from mcctl.cluster_record import running_record
 from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.conductor_bench import ConductorResult
 from mcctl.load_bench import LOAD_COLUMNS, LoadBench, LoadPlan, LoadResult, charts, load_rows
@@ -35,7 +41,6 @@ from mcctl.openai_stream import OpenAiClient
 from mcctl.oracle import Oracle
 from mcctl.output_schema import prints
 from mcctl.plot_file import check_plot, write_plot
-from mcctl.render import Column
 from mcctl.serve_bench import (
     DECODE_CONTEXT,
     QUICK_PREFIXES,
@@ -44,13 +49,11 @@ from mcctl.serve_bench import (
     ServePlan,
     ServeResult,
 )
+from mcctl.served_model import described_model, served_model, url_of_local_cluster, vocabulary_of
 from mcctl.settings import settings_of
 from mcctl.store_pool import StorePool
 
 app = new_app()
-
-_SAFE_VOCABULARY = 1000
-"""Where nobody says how large it is."""
 
 
 @app.callback()
@@ -100,11 +103,11 @@ def serve(
     output = settings_of(context).output
     shape = _shape(quick, repeats, prefix, suffix)
     with render.progress("preparing") as progress:
-        url = endpoint_http or (None if own else _local_url(model, dtype, progress))
+        url = endpoint_http or (None if own else url_of_local_cluster(model, dtype, progress))
         if url is not None:
-            served = _served(url, model)
-            described = _described(settings_of(context).master, served)
-            plan = ServePlan(model=served, vocab_size=_vocabulary(described), **shape)
+            served = served_model(url, model)
+            described = described_model(settings_of(context).master, served)
+            plan = ServePlan(model=served, vocab_size=vocabulary_of(described), **shape)
             as_served = described.dtype if described is not None else "as served"
             result = _measure(url, plan, as_served, progress, model if oracle else None)
         else:
@@ -115,12 +118,12 @@ def serve(
                 else model_store.find_model(model)
             )
             with LocalCluster.temporary(ClusterOptions(model=path, dtype=dtype)) as cluster:
-                vocab_size = _vocabulary(_described(cluster.master, path.name))
+                vocab_size = vocabulary_of(described_model(cluster.master, path.name))
                 plan = ServePlan(model=path.name, vocab_size=vocab_size, **shape)
                 result = _measure(cluster.url, plan, dtype, progress, model if oracle else None)
-    _show(result, on_stderr=output != "table")
+    show_served(result, on_stderr=output != "table")
     if output != "table":
-        render.emit(output, result, _COLUMNS, result.rows)
+        render.emit(output, result, SERVE_COLUMNS, result.rows)
 
 
 @app.command()
@@ -175,9 +178,9 @@ def load(
     settings = settings_of(context)
     requests = _requests(source, rate, limit, seed)
     with render.progress("preparing") as progress, ExitStack() as stack:
-        url = endpoint_http or (None if own else _local_url(model, None, progress))
+        url = endpoint_http or (None if own else url_of_local_cluster(model, None, progress))
         if url is not None:
-            served, master = _served(url, model, settings.api_key), settings.master
+            served, master = served_model(url, model, settings.api_key), settings.master
         else:
             path = (
                 model_store.fetch(model, progress)
@@ -188,7 +191,7 @@ def load(
             url, served, master = cluster.url, path.name, cluster.master
         plan = LoadPlan(
             model=served,
-            vocab_size=_vocabulary(_described(master, served)),
+            vocab_size=vocabulary_of(described_model(master, served)),
             requests=requests,
             objectives=Objectives(ttft_slo, tbt_slo),
             length_scale=length_scale,
@@ -230,9 +233,9 @@ def transfer(
     output = settings_of(context).output
     with render.progress("starting a peer process") as progress:
         result = transfer_bench.run(plan, progress)
-    render.show_table("transfer", _TRANSFER_COLUMNS, result.rows, on_stderr=output != "table")
+    render.show_table("transfer", TRANSFER_COLUMNS, result.rows, on_stderr=output != "table")
     if output != "table":
-        render.emit(output, result, _TRANSFER_COLUMNS, result.rows)
+        render.emit(output, result, TRANSFER_COLUMNS, result.rows)
 
 
 @app.command()
@@ -268,7 +271,7 @@ def conductor(
     )
     with render.progress("building a cluster") as progress:
         result = conductor_bench.run(plan, find_profile(DEFAULT), progress)
-    render.emit(settings_of(context).output, result, _CONDUCTOR_COLUMNS, result.rows)
+    render.emit(settings_of(context).output, result, CONDUCTOR_COLUMNS, result.rows)
 
 
 @app.command()
@@ -326,9 +329,9 @@ def store(
             master = stack.enter_context(StorePool(2, "512MiB")).master
         result = store_bench.run(master, plan, progress)
     is_json = settings.output == "json"
-    render.show_table("store", _STORE_COLUMNS, result.rows, on_stderr=is_json)
+    render.show_table("store", STORE_COLUMNS, result.rows, on_stderr=is_json)
     if result.writers:
-        render.show_table("writers of 1 MiB", _WRITER_COLUMNS, result.writers, on_stderr=is_json)
+        render.show_table("writers of 1 MiB", WRITER_COLUMNS, result.writers, on_stderr=is_json)
     if is_json:
         render.emit_json(result)
 
@@ -371,7 +374,7 @@ def ssd(
         result = ssd_bench.run(plan)
     if not result.is_direct:
         render.complain(f"{directory} takes no O_DIRECT: the page cache is measured, not the disk")
-    render.emit(settings.output, result, _SSD_COLUMNS, result.rows)
+    render.emit(settings.output, result, SSD_COLUMNS, result.rows)
 
 
 def _numbers(text: str) -> list[int]:
@@ -438,138 +441,4 @@ def _measure(
         return ServeBench(client, plan, progress, oracle).run(dtype)
 
 
-def _served(url: str, wanted: str, api_key: str = "") -> str:
-    """The served model that is meant; the catalogue's default means whatever is served alone."""
-    with OpenAiClient(url, api_key=api_key) as client:
-        served = client.models()
-    packaged = model_store.CATALOG.get(wanted)
-    name = packaged.name if packaged else Path(wanted).name
-    if name in served:
-        return name
-    if len(served) == 1 and wanted == model_store.DEFAULT_MODEL:
-        return served[0]
-    raise NotFound(f"{url} does not serve {name}; it serves: {', '.join(served) or 'nothing'}")
-
-
-def _local_url(model: str, dtype: str | None, progress: model_store.Progress) -> str | None:
-    """Of the cluster that is up, where it serves what is meant; None, and why, where it does not."""
-    record = running_record()
-    if record is None:
-        return None
-    try:
-        served = _served(record.url, model)
-    except McError as error:
-        progress(f"not the cluster that is up: {error.message}; starting one of its own beside it")
-        return None
-    described = _described(record.master, served)
-    if dtype is not None and described is not None and described.dtype != dtype:
-        progress(
-            f"not the cluster that is up: it runs {described.dtype}; starting one of its own beside it"
-        )
-        return None
-    progress(f"measuring the cluster that is up, {record.url}; --own starts another")
-    return record.url
-
-
-def _described(master: str, model: str) -> ModelDescription | None:
-    try:
-        with ClusterClient(master, 2.0) as client:
-            return next((m for m in client.models() if m.name == model), None)
-    except McError:
-        return None
-
-
-def _vocabulary(described: ModelDescription | None) -> int:
-    return _SAFE_VOCABULARY if described is None else described.vocab_size
-
-
-_COLUMNS = [
-    Column("prefix", lambda row: str(row.prefix_tokens), is_number=True),
-    Column("suffix", lambda row: str(row.suffix_tokens), is_number=True),
-    Column("cold TTFT", lambda row: format_duration(row.ttft_cold_s), is_number=True),
-    Column("reused TTFT", lambda row: format_duration(row.ttft_reused_s), is_number=True),
-    Column("ratio", lambda row: f"{row.ratio:.1f}x", is_number=True),
-    Column("not compute", lambda row: format_duration(row.overhead_s), is_number=True),
-    Column("share", lambda row: f"{row.overhead_share:.0%}", is_number=True),
-    Column("reused", lambda row: str(row.reused_tokens), is_number=True),
-]
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-_TRANSFER_COLUMNS = [
-    Column("path", lambda row: row.transport),
-    Column("op", lambda row: row.operation),
-    Column("size", lambda row: format_size(row.size_bytes), is_number=True),
-    Column("batch", lambda row: str(row.batch), is_number=True),
-    Column("GB/s", lambda row: f"{row.gb_s:.2f}", is_number=True),
-    Column("limit", lambda row: _or_dash(row.limit_gb_s, ".2f"), is_number=True),
-    Column("ratio", lambda row: _or_dash(row.ratio, ".2f"), is_number=True),
-    Column("p50 us", lambda row: f"{row.p50_us:.1f}", is_number=True),
-    Column("limit us", lambda row: _or_dash(row.limit_p50_us, ".1f"), is_number=True),
-    Column("CPU s/GB", lambda row: f"{row.cpu_s_per_gb:.2f}", is_number=True),
-]
-
-
 _CONDUCTOR_INSTANCES = (16, 128, 1000)
-_CONDUCTOR_COLUMNS = [
-    Column("instances", lambda row: str(row.num_instances), is_number=True),
-    Column("blocks", lambda row: str(row.num_blocks), is_number=True),
-    Column("policy", lambda row: row.policy),
-    Column("decisions/s", lambda row: f"{row.decisions_per_s:.0f}", is_number=True),
-    Column("p50", lambda row: format_duration(row.p50_s), is_number=True),
-    Column("p99", lambda row: format_duration(row.p99_s), is_number=True),
-    Column("bare match", lambda row: format_duration(row.match_p50_s), is_number=True),
-    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
-]
-
-
-_STORE_COLUMNS = [
-    Column("measure", lambda row: row.what),
-    Column("value", lambda row: f"{row.value:.2f}", is_number=True),
-    Column("limit", lambda row: f"{row.limit:.2f}", is_number=True),
-    Column("unit", lambda row: row.unit),
-    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
-    Column("the limit is", lambda row: row.limit_is, extra=1),
-]
-_SSD_COLUMNS = [
-    Column("measure", lambda row: row.what),
-    Column("size", lambda row: format_size(row.size_bytes), is_number=True),
-    Column("threads", lambda row: str(row.threads), is_number=True),
-    Column("value", lambda row: _rate(row.value, row.unit), is_number=True),
-    Column("plain", lambda row: _rate(row.limit, row.unit), is_number=True),
-    Column("unit", lambda row: row.unit),
-    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
-]
-_WRITER_COLUMNS = [
-    Column("writers", lambda row: str(row.writers), is_number=True),
-    Column("GB/s", lambda row: f"{row.gb_s:.2f}", is_number=True),
-    Column("memcpy + xxh3 GB/s", lambda row: f"{row.limit_gb_s:.2f}", is_number=True),
-    Column("look-up p99 us", lambda row: f"{row.lookup_p99_us:.0f}", is_number=True),
-]
-
-
-def _rate(value: float, unit: str) -> str:
-    return f"{value:.2f}" if unit == "GB/s" else f"{value:.0f}"
-
-
-def _show(result: ServeResult, *, on_stderr: bool) -> None:
-    title = f"{result.model} ({result.dtype}), median of {result.repeats}"
-    render.show_table(title, _COLUMNS, result.rows, on_stderr=on_stderr)
-    facts = [
-        ("prefill tok/s", _rates(result.prefill_tok_s)),
-        ("decode tok/s", _rates(result.decode_tok_s)),
-    ]
-    if result.oracle is not None:
-        facts += [
-            ("transformers prefill", _rates(result.oracle["prefill_tok_s"])),
-            ("transformers decode", _rates(result.oracle["decode_tok_s"])),
-        ]
-    facts.append(("moved", f"{result.gb_moved:.2f} GB"))
-    render.show_facts(facts, on_stderr=on_stderr)
-
-
-def _rates(rates: dict[str, float]) -> str:
-    return ", ".join(f"{key}: {rate:.0f}" for key, rate in rates.items())
