@@ -165,7 +165,7 @@ def load(
         bool, typer.Option("--own", help="Start a cluster for it even where one is up.")
     ] = False,
 ) -> None:
-    """Send the requests of a trace when they are due: percentiles, rejections, goodput.
+    """Send a trace when it is due: TTFT, TBT, rejections, goodput.
 
     Measures the cluster of `mcctl cluster up` if it is up and serves what is asked for, else one of its own.
 
