@@ -55,7 +55,9 @@ class TenantBook:
         self._refresh()
         given = Headers(scope=scope).get("authorization", "")
         if not given.lower().startswith(_SCHEME):
-            raise _unknown("send an API key: Authorization: Bearer KEY")
+            raise _unknown(
+                "send an API key: Authorization: Bearer KEY; mcctl takes it from MCCTL_API_KEY"
+            )
         caller = self._callers.get(hash_of(given[len(_SCHEME) :].strip()))
         if caller is None:
             raise _unknown("this API key is not known, or was revoked")
