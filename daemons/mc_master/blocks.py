@@ -249,7 +249,8 @@ class BlockHandlers:
                 pass
             case _:
                 assert_never(why)
-        if why == "evicted" and len(state.directory.numbers_of(place[0])) > 1:
+        may_be_elsewhere = state.moved_to or len(state.directory.numbers_of(place[0])) > 1
+        if why == "evicted" and may_be_elsewhere:
             state.out.publish(*[self._left(place, block_hash) for block_hash in hashes])
             return
         incarnation, (node, tier) = state.incarnation, place
@@ -261,21 +262,29 @@ class BlockHandlers:
         )
 
     def _left(self, place: Place, block_hash: BlockHash) -> BlockRemoved | BlockMoved:
-        """Where it was evicted, of a node with several tiers."""
+        """What was freed there may have been copied before: to another node, as it was told, or to a lower tier."""
         state, (node, tier) = self._state, place
-        below = state.directory.tier_below(place, block_hash)
-        if below is None:
+        moved_to = self._moved_to(place, block_hash)
+        if moved_to is None:
             return BlockRemoved(
                 incarnation=state.incarnation, hash=block_hash, node=node, why="evicted", tier=tier
             )
         return BlockMoved(
             incarnation=state.incarnation,
             hash=block_hash,
-            node=node,
-            tier=below,
+            node=moved_to[0],
+            tier=moved_to[1],
             from_node=node,
             from_tier=tier,
         )
+
+    def _moved_to(self, place: Place, block_hash: BlockHash) -> Place | None:
+        state = self._state
+        node = state.moved_to.pop((place[0], block_hash), None) if state.moved_to else None
+        if node is not None and state.directory.length_on((node, "dram"), block_hash):
+            return node, "dram"
+        below = state.directory.tier_below(place, block_hash)
+        return None if below is None else (place[0], below)
 
     def _victims(self, member: Member) -> list[BlockHash]:
         """From the high watermark down to the low one; none while leases of an earlier master may still run."""

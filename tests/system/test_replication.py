@@ -272,7 +272,7 @@ def test_a_drained_node_can_be_killed_without_loss(
     assert mcctl(pool, "node", "drain", "nowhere") == NOT_FOUND
     assert mcctl(pool, "wait", "ready", "--nodes", "3", "--timeout", "5") == 0
     assert mcctl(pool, "wait", "ready", "--nodes", "4", "--timeout", "0.3") == UNAVAILABLE
-    assert "3 of 4 nodes have joined" in capsys.readouterr().err
+    assert "3 of 4 nodes joined" in capsys.readouterr().err
 
 
 def test_a_restarted_master_remembers_drains_and_wishes_and_copies_nothing_it_need_not(

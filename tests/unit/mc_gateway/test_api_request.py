@@ -87,6 +87,7 @@ def test_defaults_are_openais() -> None:
         is_stream=False,
         include_usage=False,
         cache="use",
+        priority=0,
     )
 
 
