@@ -61,6 +61,8 @@ class DisaggregatedPlan:
     object_tokens: int = 0
     max_pipeline: int = 1
     """Prefill nodes that may share one long prompt, each with a range of the layers."""
+    expects_siblings: bool = True
+    """Whether a prompt may count on what one before it is still making, as the papers' Conductor does not."""
 
 
 class DisaggregatedCluster:
@@ -68,6 +70,7 @@ class DisaggregatedCluster:
 
     def __init__(self, plan: DisaggregatedPlan, profile: HardwareProfile) -> None:
         self.network = Network(profile.bandwidth.network)
+        self._expects_siblings = plan.expects_siblings
         tuning = Tuning(
             policy=plan.policy,
             seed=plan.seed,
@@ -122,7 +125,9 @@ class DisaggregatedCluster:
         rows = self.pool.directory.find_prefix(hashes, now_s=now_s)
         local = self.pool.directory.leading_by_host(rows, now_s=now_s) if rows else {}
         slow = self._fetcher.slow_part(rows, now_s=now_s)
-        expected = self.conductor.expected(hashes, len(rows), now_s=now_s)
+        expected = None
+        if self._expects_siblings:
+            expected = self.conductor.expected(hashes, len(rows), now_s=now_s)
         question = PlacementRequest(
             request_id=RequestId(str(request.number)),
             model=MODEL,

@@ -31,7 +31,9 @@ def splits(profile: HardwareProfile, num_prefills: tuple[int, ...]) -> Iterator[
     """With the paper's own policy."""
     requests = traffic()
     for number in num_prefills:
-        plan = DisaggregatedPlan(number, NUM_NODES - number, "kvcache-centric")
+        plan = DisaggregatedPlan(
+            number, NUM_NODES - number, "kvcache-centric", expects_siblings=False
+        )
         yield simulate(requests, plan, profile, OBJECTIVES)
 
 

@@ -73,7 +73,9 @@ def scheduling(
     means = {}
     for policy in published.MEAN_TTFT_S:
         progress(f"scheduling, {policy}")
-        plan = DisaggregatedPlan(8, 8, policy, may_pull=policy == "kvcache-centric")
+        plan = DisaggregatedPlan(
+            8, 8, policy, may_pull=policy == "kvcache-centric", expects_siblings=False
+        )
         means[policy] = simulate(requests, plan, profile, Objectives()).ttft_s.mean
         yield Comparison(
             figure="scheduling",
