@@ -14,6 +14,8 @@ def _private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         patch.setenv("XDG_CONFIG_HOME", str(home / "config"))
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
             patch.delenv(name, raising=False)
+        for name in ("COLUMNS", "LINES"):  # which test workers set for themselves
+            patch.delenv(name, raising=False)
         yield
 
 

@@ -74,6 +74,8 @@ class Item:
     """Replicas; 0 for what the pool wants."""
     footer: Footer | None = None
     chunks: list[BlockLocation | None] = field(default_factory=list)
+    has_manifest: bool = False
+    """It was sent, so whoever is unlucky sees the object."""
 
 
 @dataclass(slots=True, eq=False)
@@ -252,6 +254,7 @@ class ObjectPut:
 
     def _manifest(self, item: Item) -> _Part:
         assert self._used is not None
+        item.has_manifest = True
         checksums = [chunk.seal_checksum for chunk in item.chunks if chunk is not None]
         packed = np.frombuffer(pack_manifest(checksums), np.uint8)
         return _Part(item, None, self._object_block(item, self._memory.add(self._used, packed)))
@@ -380,11 +383,7 @@ class ObjectPut:
         )
 
     def _give_back(self, items: Sequence[Item]) -> None:
-        failed = [
-            NameToReserve(name=item.name, value_bytes=0, version=item.version)
-            for item in items
-            if item.version and isinstance(item.outcome, McError)
-        ]
+        failed = [item for item in items if item.version and isinstance(item.outcome, McError)]
         if self._used is not None:
             if self._is_unanswered:
                 self._memory.void(self._used)
@@ -392,7 +391,13 @@ class ObjectPut:
                 self._memory.release(self._used)
         if failed:
             try:
-                message = ReleaseNames(namespace=self._namespace, names=failed)
+                message = ReleaseNames(
+                    namespace=self._namespace,
+                    names=[
+                        NameToReserve(name=i.name, value_bytes=0, version=i.version) for i in failed
+                    ],
+                    num_chunks=[0 if i.has_manifest else len(i.chunks) for i in failed],
+                )
                 self._session.ask_master(message, Ok, 0.5)
             except McError:
                 return  # it ends by itself

@@ -42,6 +42,8 @@ _PUT_LEASE_S: Final = 3600.0
 """Those of a put that never ends are freed as orphans long before."""
 _MAX_CHUNKS = 1024
 """Freed along with their object; those beyond wait for the search for orphans."""
+_MAX_VAIN_CHUNKS = 16_384
+"""Looked for after a put that failed, some of which were never sealed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +176,20 @@ class NameKeeper:
             self._orphan_row = 0
         for node, hashes in orphans.items():
             log.info("chunks without an object node=%s num=%d", node, len(hashes))
+            self._free(node, hashes)
+
+    def free_chunks(self, key: BlockHash, version: int, num_chunks: int) -> None:
+        """Those of a put that failed; what has no object would else keep its lease until it is an orphan."""
+        directory = self._state.directory
+        if any(sealed == version for _, sealed in directory.versions_of(key)):
+            return
+        found: dict[NodeId, list[BlockHash]] = {}
+        for index in range(min(num_chunks, _MAX_VAIN_CHUNKS)):
+            chunk = chunk_key(key, version, index)
+            for (node, _), _ in directory.versions_of(chunk):
+                found.setdefault(node, []).append(chunk)
+                directory.lease_until(chunk, 0.0)
+        for node, hashes in found.items():
             self._free(node, hashes)
 
     # -- deletes -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Requests about names: reserve, release, locate, exist, delete, list, stat. Names to versions and places."""
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Final, assert_never
 
 from daemons.conductor.membership import Member
@@ -43,6 +44,8 @@ MAX_HOLD_S: Final = 60.0
 MAX_LEASE_S: Final = 3600.0
 _MAX_TARGETS: Final = 16
 _FEW_TARGETS: Final = 3
+_REPORTED_S: Final = 0.1
+"""By then nodes have reported what they sealed before."""
 _ONE_NODE_BYTES: Final = 8 * MIB
 """Clients put so much in one message to one node; the other targets are for when that has no room."""
 _MAX_CHUNK: Final = 16 * MIB
@@ -62,10 +65,7 @@ class ObjectHandlers:
             case ReserveNames():
                 call.reply(self._reserve(message))
             case ReleaseNames():
-                for item in message.names:
-                    key = name_key(message.namespace, item.name)
-                    if self._keeper.names.is_held(key, item.version, now_s=self._state.now_s()):
-                        self._keeper.names.release(key, item.version)
+                self._release(message)
                 call.reply(Ok())
             case LocateNames():
                 call.reply(self._locate(message))
@@ -103,6 +103,19 @@ class ObjectHandlers:
             targets=[PutTarget(node=m.node.node, control=m.node.control) for m in targets],
             chunk_bytes=_chunk_bytes(targets),
         )
+
+    def _release(self, message: ReleaseNames) -> None:
+        """What was put in vain makes room once its nodes have reported it."""
+        counts = chain(message.num_chunks, repeat(0))
+        for item, num_chunks in zip(message.names, counts, strict=False):
+            key = name_key(message.namespace, item.name)
+            if not self._keeper.names.is_held(key, item.version, now_s=self._state.now_s()):
+                continue
+            self._keeper.names.release(key, item.version)
+            if num_chunks > 0:
+                self._state.loop.call_later(
+                    _REPORTED_S, self._keeper.free_chunks, key, item.version, num_chunks
+                )
 
     def _reserve_one(
         self, message: ReserveNames, item: NameToReserve, hold_s: float

@@ -66,6 +66,8 @@ class ReleaseNames(Message, frozen=True, kw_only=True):
 
     namespace: bytes
     names: list[NameToReserve]
+    num_chunks: list[int] = msgspec.field(default_factory=list)
+    """Of each name: so many chunks may have been put, and are of no use, for no manifest will follow."""
 
 
 class LocateNames(Message, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import pytest
 from kit.daemon import wait_for
 from kit.object_pool import ObjectPool
 
-from daemons.core.errors import Conflict, McError, Unavailable
+from daemons.core.errors import Conflict, Exhausted, McError, Unavailable
 from mcctl import Store
 from mcctl.main import main
 from mcctl.object_archive import export_objects, import_objects
@@ -257,6 +257,21 @@ threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
 while True:
     store.replace("half", os.urandom(30 << 20))
 """
+
+
+def test_a_put_that_finds_no_room_gives_back_what_it_took() -> None:
+    """Long before its chunks would count as orphans."""
+    pool = ObjectPool(1, segment="32MiB", master=("pool.orphan_s=600",))
+    try:
+        with Store(pool.endpoint, timeout_s=1.5) as store:
+            with pytest.raises(Exhausted, match="no room"):
+                store.put("too large", bytes(60 << 20), timeout_s=1.5)
+            value = bytes(24 << 20)
+            wait_for(lambda: isinstance(store.put_many([("fits", value)])[0], int), 15)
+            assert store.get("fits") == value
+            assert store.exists("too large") == "absent"
+    finally:
+        pool.close()
 
 
 def test_a_client_that_dies_in_mid_put_leaves_nothing(pool: ObjectPool) -> None:
