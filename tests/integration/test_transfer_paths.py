@@ -173,10 +173,13 @@ def test_a_read_goes_on_over_the_other_address_when_one_falls_silent(
     user.read(region, [Read.into(contiguous(0, SIZE), local)])
     assert all(link.forwarded_bytes for link in links)
     links[1].silence()
-    local[:] = 0
-    user.read(region, [Read.into(contiguous(0, SIZE), local)], timeout_s=20)
-    assert np.array_equal(local, memory)
-    states = {view.name: view.state for view in user.paths(region.address)}
+    for _ in range(10):  # on a busy machine the other address may have done all of it
+        local[:] = 0
+        user.read(region, [Read.into(contiguous(0, SIZE), local)], timeout_s=20)
+        assert np.array_equal(local, memory)
+        states = {view.name: view.state for view in user.paths(region.address)}
+        if states[links[1].endpoint] != "up":
+            break
     assert states[links[1].endpoint] != "up"
     links[1].mend()
     before = links[1].forwarded_bytes
