@@ -1,5 +1,6 @@
 """A cache node with an SSD: what leaves DRAM is found on disk, comes back to readers, and outlives every stop."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kit.pool import (
 
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged
+from daemons.client.store import BlockReader
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockFilter
 
@@ -166,3 +168,36 @@ def test_bytes_that_the_disk_changed_are_a_miss_and_are_dropped(
 def _num_on_ssd(cluster: ClusterClient) -> int:
     tiers = cluster.cache_stat().tiers
     return tiers["ssd"].num_blocks if "ssd" in tiers else 0
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem with room for one bucket."""
+    path = tmp_path / "full"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(path)]
+    mounted = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    if mounted.returncode:
+        pytest.skip(f"needs a small filesystem: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], timeout=10, check=True)
+
+
+def test_a_full_disk_costs_misses_only(
+    directory: Path,
+    make_source: Callable[..., SourceMemory],
+    settings: list[str],
+    full_disk: Path,
+) -> None:
+    source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
+    settings = [*settings, f"ssd.directory={full_disk}"]
+    with running_pool(directory, settings=settings) as pool, ClusterClient(pool.master) as cluster:
+        put_all(pool, source, hashes)
+        wait_for(lambda: any(cluster.locate(hashes)))
+        found = [replicas[0] for replicas in cluster.locate(hashes) if replicas]
+        assert len(found) < NUM_BLOCKS, "there is no room for all of them"
+        for location in found:
+            payload = source.payload(hashes.index(location.hash))
+            with staged([location], timeout_s=5) as here:
+                read = [BlockReader(source.engine).read_block(at) for at in here]
+            assert read in ([], [None], [payload])
