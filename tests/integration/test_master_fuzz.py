@@ -73,7 +73,7 @@ class Wire:
                 answers.append(decode_incoming(payload))
             return False
 
-        assert self.app.loop.run_until(answered, 10)
+        assert self.app.loop.run_until(answered, 20)
         assert self.app.loop.num_errors == 0
         self.app.state.directory.check_invariants()
         return answers

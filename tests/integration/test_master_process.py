@@ -311,7 +311,7 @@ def nodes(loop: Loop, master: MasterProcess) -> Iterator[Callable[[NodeDescripti
 
     def make(description: NodeDescription) -> ScriptedNode:
         made.append(ScriptedNode(loop, master, description))
-        assert loop.run_until(lambda: made[-1].link.is_joined, 5), master.log()
+        assert loop.run_until(lambda: made[-1].link.is_joined, 20), master.log()
         return made[-1]
 
     yield make
@@ -356,7 +356,7 @@ def ask(client: SyncClient, loop: Loop, message: object, kind: type[Reply]) -> R
     return got[0]
 
 
-def wait_blocks(client: SyncClient, loop: Loop, count: int, timeout_s: float = 5) -> None:
+def wait_blocks(client: SyncClient, loop: Loop, count: int, timeout_s: float = 20) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
         stat = ask(client, loop, CacheStat(), CacheStatReply)
@@ -461,7 +461,7 @@ def test_who_would_miss_the_objective_is_refused_and_costs_nothing(
 
 def _refusal(client: SyncClient, loop: Loop, asked: Schedule) -> str:
     """Why it is refused for good, once the node's next beat has come."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
         try:
             ask(client, loop, asked, Plan)
@@ -524,7 +524,7 @@ def test_clear_does_not_wait_for_a_node_that_is_gone(
     asking = threading.Thread(target=clear)
     began_s = time.monotonic()
     asking.start()
-    assert end == "killed" or loop.run_until(lambda: bool(gone.notices), 5)
+    assert end == "killed" or loop.run_until(lambda: bool(gone.notices), 20)
     if end == "left":
         gone.link.leave(lambda: None)
     elif end == "new life":
@@ -533,9 +533,9 @@ def test_clear_does_not_wait_for_a_node_that_is_gone(
     elif end == "announced anew":
         gone.sequence = 1
         gone.report(list(gone.blocks.values()), [])
-    assert loop.run_until(lambda: bool(replies), 10)
-    asking.join(5)
-    assert time.monotonic() - began_s < 5
+    assert loop.run_until(lambda: bool(replies), 20)
+    asking.join(20)
+    assert time.monotonic() - began_s < 20
     assert replies == [ClearBlocksReply(num_cleared=2, num_left=3, cleared_bytes=2 * BLOCK_BYTES)]
 
 
@@ -569,7 +569,7 @@ def test_full_node_is_told_victims_and_leased_blocks_stay(
     for seed in range(2, 11):
         cache.seal(chain(10, seed))
     assert len(cache.blocks) == 100
-    assert loop.run_until(lambda: len(cache.blocks) <= 90, 5)
+    assert loop.run_until(lambda: len(cache.blocks) <= 90, 20)
     wait_blocks(client, loop, 90)
     assert set(leased) <= set(cache.blocks)
     assert len(set(chain(10, 2)) & set(cache.blocks)) < 10
@@ -673,7 +673,7 @@ def test_new_process_replaces_the_old_and_leave_removes(
     wait_blocks(client, loop, 0)
     left: list[bool] = []
     successor.link.leave(lambda: left.append(True))
-    assert loop.run_until(lambda: bool(left), 3)
+    assert loop.run_until(lambda: bool(left), 20)
     assert states(client, loop) == {}
     with pytest.raises(Unavailable, match="join again"):
         client.request(
@@ -699,7 +699,7 @@ def test_bad_replica_is_passed_on_to_its_node(client: SyncClient, loop: Loop, no
     cache = nodes(describe("c0", "cachenode"))
     bad = BadReplica(hash=chain(1)[0], node=NodeId("c0"), why="checksum")
     client.request(bad)
-    assert loop.run_until(lambda: bad in cache.notices, 3)
+    assert loop.run_until(lambda: bad in cache.notices, 20)
     with pytest.raises(NotFound):
         client.request(msgspec.structs.replace(bad, node="nobody"))
 
@@ -711,13 +711,13 @@ def test_killed_master_comes_back_one_life_later_and_is_told_everything(
     cache.seal(chain(7))
     wait_blocks(client, loop, 7)
     assert master.stop(signal.SIGKILL) == -signal.SIGKILL
-    assert loop.run_until(lambda: not cache.link.is_joined, 5)
+    assert loop.run_until(lambda: not cache.link.is_joined, 20)
     master.start()
     began_s = time.monotonic()
     everyone = (cache, prefill, decode)
-    assert loop.run_until(lambda: all(node.num_joins >= 2 for node in everyone), 5)
-    wait_blocks(client, loop, 7, timeout_s=5)
-    assert time.monotonic() - began_s < 5
+    assert loop.run_until(lambda: all(node.num_joins >= 2 for node in everyone), 20)
+    wait_blocks(client, loop, 7, timeout_s=20)
+    assert time.monotonic() - began_s < 20
     assert all(node.link.incarnation == 2 for node in everyone)
     hello = client.request(Hello())
     assert isinstance(hello, HelloReply)
@@ -806,7 +806,7 @@ def test_reload_takes_the_policy_and_refuses_nonsense(
     master.extra = '[conductor]\npolicy = "random"\n'
     master.write_config()
     master.send(signal.SIGHUP)
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 20
     while "config reloaded" not in master.log():
         assert time.monotonic() < deadline_s
         loop.run_once(0.05)
@@ -817,7 +817,7 @@ def test_reload_takes_the_policy_and_refuses_nonsense(
     master.write_config()
     master.send(signal.SIGHUP)
     while "reload refused" not in master.log():
-        assert time.monotonic() < deadline_s + 5
+        assert time.monotonic() < deadline_s + 20
         loop.run_once(0.05)
     plan = ask(client, loop, schedule(chain(1), request_id="r2"), Plan)
     assert isinstance(plan, Plan)

@@ -51,7 +51,7 @@ def test_another_node_reads_the_objects_of_one_that_is_out_until_it_is_back(
         assert pool.read_at(here) == NUM_BLOCKS
     pool.nodes["n0"].start()
     wait_for(lambda: ("n0", "object") in places(pool, hashes), 30, "back")
-    wait_for(lambda: ("n1", "object") not in places(pool, hashes), 10, "given back")
+    wait_for(lambda: ("n1", "object") not in places(pool, hashes), 20, "given back")
     with staged(pool.match(hashes).locations, timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 
@@ -67,7 +67,7 @@ def test_a_drained_node_need_not_copy_what_others_can_read_in_the_object_store(
 
     wait_for(is_written, 20, "in the object store alone")
     pool.client.drain_node(NodeId("n0"), is_draining=True)
-    wait_for(lambda: pool.node("n0").left_blocks == 0, 10, "safe to stop")
+    wait_for(lambda: pool.node("n0").left_blocks == 0, 20, "safe to stop")
     assert places(pool, hashes) == {("n0", "object")}
     pool.nodes["n0"].kill()
     wait_for(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")

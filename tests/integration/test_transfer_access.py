@@ -160,7 +160,7 @@ def test_without_a_role_only_a_capability_moves_bytes(
     )
     tenant.run(batch)
     assert not memory.array[1000:1100].any()
-    assert [note.message for note in owner.notifications(1)] == [b"done"]
+    assert [note.message for note in owner.notifications(20)] == [b"done"]
     with pytest.raises(TransferError):
         tenant.view(region, [inside])
 
@@ -217,8 +217,8 @@ def test_a_view_shows_the_memory_and_keeps_it_registered(
         started_s = time.monotonic()
         with pytest.raises(Pinned, match="1 views"):
             owner.deregister(region, timeout_s=0.2)
-        assert time.monotonic() - started_s < 1
-    owner.deregister(region, timeout_s=1)
+        assert time.monotonic() - started_s < 10
+    owner.deregister(region, timeout_s=20)
     with pytest.raises(TransferError, match="not registered"):
         reader.view(region, [contiguous(0, 1)])
 

@@ -163,7 +163,7 @@ def test_reads_and_writes_are_spread_and_every_byte_is_right(
     local[:] = pattern(2)
     user.write(region, [Write.at(0, local)], notify=b"here")
     assert np.array_equal(memory, local)
-    assert [note.message for note in owner.notifications(2.0)] == [b"here"]
+    assert [note.message for note in owner.notifications(20.0)] == [b"here"]
     user.read(region, [Read.into(contiguous(5, 100), local, 7)])
     assert np.array_equal(local[7:107], memory[5:105])
 

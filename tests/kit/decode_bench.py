@@ -266,7 +266,7 @@ class Bench:
             predicted_ttft_s=0.1,
         )
 
-    def until(self, is_true: Callable[[], object], timeout_s: float = 10.0) -> None:
+    def until(self, is_true: Callable[[], object], timeout_s: float = 30.0) -> None:
         """Turn the loop in real time, the clock of the loop standing still."""
         end_s = time.monotonic() + timeout_s
         while not is_true():

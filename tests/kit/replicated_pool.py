@@ -109,7 +109,7 @@ class ReplicatedPool:
     def where(self, hashes: list[BlockHash]) -> list[set[NodeId]]:
         return [{at.node for at in of_block} for of_block in self.client.locate(hashes)]
 
-    def wait_for_replicas(self, hashes: list[BlockHash], count: int, timeout_s: float = 10) -> None:
+    def wait_for_replicas(self, hashes: list[BlockHash], count: int, timeout_s: float = 30) -> None:
         wait_for(
             lambda: all(len(nodes) == count for nodes in self.where(hashes)),
             timeout_s,

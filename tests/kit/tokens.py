@@ -111,7 +111,7 @@ class TokenClient:
                 return Answer(out, part, plan)
         raise AssertionError("the stream ended without a reply")
 
-    def wait_sealed(self, tokens: Sequence[int], timeout_s: float = 10) -> None:
+    def wait_sealed(self, tokens: Sequence[int], timeout_s: float = 30) -> None:
         """Until all full blocks of `tokens` are in the pool: puts go on after the answer."""
         model = self.model()
         hashes = block_hashes(model.namespace, tokens, model.block_tokens)

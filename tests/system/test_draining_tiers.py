@@ -68,7 +68,7 @@ def test_what_lies_on_the_ssd_alone_is_staged_and_copied_before_a_drained_node_i
     assert "n0 is drained: it is safe to stop it" in capsys.readouterr().out
     assert ("n1", "dram") in tiers(pool, hashes)
     pool.nodes["n0"].kill()
-    wait_for(lambda: pool.state("n0") == "dead", 10, "n0 dead")
+    wait_for(lambda: pool.state("n0") == "dead", 20, "n0 dead")
     assert pool.read(hashes) == NUM_BLOCKS
 
 
@@ -78,7 +78,7 @@ def test_blocks_of_the_ssd_are_replicated_and_moved_and_leave_it(pool: Replicate
     assert mcctl(pool, "cache", "replicate", one.hex(), "--count", "2", "--wait") == 0
     assert {("n0", "ssd"), ("n1", "dram")} <= tiers(pool, [one])
     assert mcctl(pool, "cache", "move", "--node", "n0", "--to", "n1", "--wait") == 0
-    wait_for(lambda: tiers(pool, hashes) == {("n1", "dram")}, 10, "only at n1")
+    wait_for(lambda: tiers(pool, hashes) == {("n1", "dram")}, 20, "only at n1")
     assert pool.read(hashes) == 1 + len(others)
 
 
@@ -87,7 +87,7 @@ def test_a_drain_that_cannot_get_on_says_why(
 ) -> None:
     put_on_ssd(pool, 4)
     pool.nodes["n1"].kill()
-    wait_for(lambda: pool.state("n1") == "dead", 10, "n1 dead")
+    wait_for(lambda: pool.state("n1") == "dead", 20, "n1 dead")
     assert mcctl(pool, "node", "drain", "n0") == 0
     assert mcctl(pool, "wait", "drained", "n0", "--timeout", "0.3") != 0
     said = capsys.readouterr().err

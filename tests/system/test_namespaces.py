@@ -78,7 +78,7 @@ def test_link_down_is_a_clean_error_in_time_and_reading_goes_on_after_it() -> No
     assert failed, "a READ over a cut link must fail"
     assert {results[i]["error"] for i in failed} == {"Unavailable"}
     # 0.5 s is what the reader asked for; a busy machine may give it the CPU later.
-    assert all(results[i]["took_s"] < 5.0 for i in failed)
+    assert all(results[i]["took_s"] < 15.0 for i in failed)
     after = results[failed[-1] + 1 :]
     assert len(after) >= 5, "reading goes on when the link is back"
     memory = pattern(SEED, 8 * MIB)

@@ -42,13 +42,13 @@ def test_a_named_object_is_replicated_moved_and_pinned_with_all_its_chunks(
         store.put("a", VALUE)
         blocks = store.blocks_of("a")
         assert len(blocks) > 1
-        wait_for(lambda: all(nodes_of(store, pool.client, "a")), 10, "reported")
+        wait_for(lambda: all(nodes_of(store, pool.client, "a")), 20, "reported")
         store.replicate("a", 2)
         wait_for(lambda: store.replicate("a", 2) == 0, 15, "two replicas of each chunk")
         assert all(len(nodes) == 2 for nodes in nodes_of(store, pool.client, "a"))
         store.put("b", VALUE[::-1])
         target = [{NodeId("n1")}] * len(blocks)
-        wait_for(lambda: all(nodes_of(store, pool.client, "b")), 10, "reported")
+        wait_for(lambda: all(nodes_of(store, pool.client, "b")), 20, "reported")
         wait_for(
             lambda: (
                 store.move("b", NodeId("n1")) == 0 and nodes_of(store, pool.client, "b") == target

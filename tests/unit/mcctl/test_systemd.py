@@ -139,7 +139,7 @@ def test_logs_are_those_of_the_journal(calls: Calls, capsys: pytest.CaptureFixtu
 def test_follow_ends_in_time_and_leaves_no_process(capsys: pytest.CaptureFixture[str]) -> None:
     began_s = time.monotonic()
     assert main(["logs", "--follow", "--for", "0.5"]) == 0
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
     assert "node joined" in capsys.readouterr().out
 
 

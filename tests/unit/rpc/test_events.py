@@ -31,7 +31,7 @@ def test_reader_gets_its_topics_with_their_numbers() -> None:
     reader.join()
     subscriber.close()
     assert got == [(3, left, 0)]
-    assert loop.run_until(lambda: not publisher._topics, 5)
+    assert loop.run_until(lambda: not publisher._topics, 20)
     publisher.publish(left)
     assert publisher.sequence == 4
     publisher.close()

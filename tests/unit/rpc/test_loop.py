@@ -81,7 +81,7 @@ def test_posts_from_other_threads_run_in_order() -> None:
 
     thread = threading.Thread(target=post)
     thread.start()
-    assert loop.run_until(lambda: len(ran) == 100, 5)
+    assert loop.run_until(lambda: len(ran) == 100, 20)
     thread.join()
     assert ran == list(range(100))
     loop.close()

@@ -201,7 +201,7 @@ def test_a_taken_id_is_said_once(loop: Loop, caplog: pytest.LogCaptureFixture) -
 
     server = Server(loop, "tcp://127.0.0.1:*", FakeMaster(loop).hello, refuse)
     link = MasterLink(loop, server.endpoint, describe)
-    assert loop.run_until(lambda: len(attempts) >= 3, 5)
+    assert loop.run_until(lambda: len(attempts) >= 3, 20)
     said = [record for record in caplog.records if "newer process" in record.getMessage()]
     assert [record.levelname for record in said if record.levelno > logging.DEBUG] == ["ERROR"]
     assert not link.is_joined
@@ -213,16 +213,16 @@ def test_link_joins_beats_joins_again_and_leaves(loop: Loop) -> None:
     master = FakeMaster(loop)
     joined: list[int] = []
     link = MasterLink(loop, master.server.endpoint, describe, on_joined=joined.append)
-    assert loop.run_until(lambda: master.num_beats >= 3, 5)
+    assert loop.run_until(lambda: master.num_beats >= 3, 20)
     assert (joined, link.incarnation) == ([5], 5)
     master.beats_ok = False
-    assert loop.run_until(lambda: len(master.joins) >= 2, 5)
+    assert loop.run_until(lambda: len(master.joins) >= 2, 20)
     master.beats_ok = True
     assert master.joins[1].incarnation_seen == 5
-    assert loop.run_until(lambda: link.is_joined, 5)
+    assert loop.run_until(lambda: link.is_joined, 20)
     left: list[bool] = []
     link.leave(lambda: left.append(True))
-    assert loop.run_until(lambda: bool(left), 5)
+    assert loop.run_until(lambda: bool(left), 20)
     assert master.num_leaves == 1
     link.close()
     master.server.close()
@@ -233,11 +233,11 @@ def test_link_whose_channel_is_full_goes_on_trying(
 ) -> None:
     master = FakeMaster(loop)
     link = MasterLink(loop, master.server.endpoint, describe)
-    assert loop.run_until(lambda: link.is_joined, 5)
+    assert loop.run_until(lambda: link.is_joined, 20)
     monkeypatch.setattr(client_module, "MAX_PENDING", 0)
-    assert loop.run_until(lambda: not link.is_joined, 5)
+    assert loop.run_until(lambda: not link.is_joined, 20)
     monkeypatch.undo()
-    assert loop.run_until(lambda: link.is_joined, 5)
+    assert loop.run_until(lambda: link.is_joined, 20)
     assert loop.num_errors == 0
     link.close()
     master.server.close()
@@ -246,10 +246,10 @@ def test_link_whose_channel_is_full_goes_on_trying(
 def test_link_does_not_obey_an_older_master(loop: Loop) -> None:
     master = FakeMaster(loop)
     link = MasterLink(loop, master.server.endpoint, describe)
-    assert loop.run_until(lambda: link.is_joined, 5)
+    assert loop.run_until(lambda: link.is_joined, 20)
     master.incarnation, master.beats_ok = 4, False
-    assert loop.run_until(lambda: len(master.joins) >= 2, 5)
-    assert loop.run_until(lambda: len(master.joins) >= 3, 5)
+    assert loop.run_until(lambda: len(master.joins) >= 2, 20)
+    assert loop.run_until(lambda: len(master.joins) >= 3, 20)
     assert not link.is_joined
     assert link.incarnation == 5
     link.close()
@@ -260,9 +260,9 @@ def test_link_outlives_its_master_and_leaves_without_it(loop: Loop) -> None:
     master = FakeMaster(loop)
     endpoint = master.server.endpoint
     link = MasterLink(loop, endpoint, describe)
-    assert loop.run_until(lambda: link.is_joined, 5)
+    assert loop.run_until(lambda: link.is_joined, 20)
     master.server.close()
-    assert loop.run_until(lambda: not link.is_joined, 5)
+    assert loop.run_until(lambda: not link.is_joined, 20)
     left: list[bool] = []
     link.leave(lambda: left.append(True))
     assert left == [True]

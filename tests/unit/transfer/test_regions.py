@@ -31,7 +31,7 @@ def test_a_pinned_region_stays_until_its_last_view_is_closed() -> None:
     threading.Timer(0.05, table.unpin, (region.region_id, 2)).start()
     started_s = time.monotonic()
     table.deregister(region.region_id, timeout_s=5)
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 4.5
 
 
 def test_memory_is_found_in_the_region_that_holds_all_of_it() -> None:
