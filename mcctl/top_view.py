@@ -46,9 +46,9 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     reused_tokens: int
     generated_tokens: int
-    prefill: str
-    decode: str
-    predicted_ttft_s: float
+    prefill: str | None
+    decode: str | None
+    predicted_ttft_s: float | None
     actual_ttft_s: float | None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from daemons.conductor.view import PlacementRequest
+from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.errors import Rejected
 
 MAX_RETRY_AFTER_S: Final = 30.0
@@ -19,13 +19,23 @@ _LEAST_SHED_FROM: Final = 0.4
 """However low a priority is, and however much its tenant has had, it is served while the cluster is less loaded."""
 
 
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What was predicted for a request where it would have gone, and the instances that it was weighed for."""
+
+    ttft_s: float
+    tbt_s: float
+    options: tuple[Option, ...]
+
+
 class Overload(Rejected):
-    """`limit`: which objective, or which queue."""
+    """`limit`: which objective, or which queue. `weighed` is set where it came to a choice of instances."""
 
     def __init__(self, message: str, *, limit: str, retry_after_s: float) -> None:
         wait_s = min(MAX_RETRY_AFTER_S, max(1.0, retry_after_s))
         super().__init__(f"{message}; try again later", retry_after_ms=int(wait_s * 1000))
         self.limit = limit
+        self.weighed: Weighed | None = None
 
 
 @dataclass(frozen=True, slots=True)

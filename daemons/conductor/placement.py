@@ -12,7 +12,7 @@ from daemons.conductor.decode_placement import (
     decode_option,
     pool_load,
 )
-from daemons.conductor.early_rejection import MODES, Prospect
+from daemons.conductor.early_rejection import MODES, Overload, Prospect, Weighed
 from daemons.conductor.instance_table import Floats, InstanceTable, Rows
 from daemons.conductor.pipeline import Prompt, choose_pipeline
 from daemons.conductor.prefill_placement import (
@@ -48,6 +48,8 @@ class Placement:
     """What the prefill instance will be busy for: load and prefill, which overlap."""
     step_s: float
     predicted_ttft_s: float
+    predicted_tbt_s: float
+    """`step_s`, corrected by what the latest requests had."""
     policy: str
     prefill_options: tuple[Option, ...]
     decode_options: tuple[Option, ...]
@@ -125,7 +127,13 @@ class _Decision:
             )
         chosen = _option(table, candidates, choice, choice.chosen)
         chosen, helpers = self._share(candidates, choice.chosen, chosen)
-        self._admit(chosen.total_s, float(queue_s.min()), decode)
+        tbt_s = float(decode.step_s[decode.chosen]) * self.cluster.workload.tbt_ratio
+        try:
+            self._admit(chosen.total_s, tbt_s, float(queue_s.min()), decode)
+        except Overload as error:
+            options = (*self._prefill_options(candidates, choice), *self._decode_options(decode))
+            error.weighed = Weighed(chosen.total_s, tbt_s, options)
+            raise
         return Placement(
             prefill=table.view(int(candidates.rows[choice.chosen]), chosen.queue_s),
             decode=table.view(int(decode.rows[decode.chosen]), decode.queue_s),
@@ -133,11 +141,9 @@ class _Decision:
             prefill_work_s=chosen.work_s,
             step_s=float(decode.step_s[decode.chosen]),
             predicted_ttft_s=chosen.total_s,
+            predicted_tbt_s=tbt_s,
             policy=tuning.policy,
-            prefill_options=tuple(
-                _option(table, candidates, choice, position)
-                for position in _best(choice.weighed.total_s, choice.chosen)
-            ),
+            prefill_options=self._prefill_options(candidates, choice),
             decode_options=self._decode_options(decode),
             helpers=helpers,
         )
@@ -170,7 +176,9 @@ class _Decision:
         shared = replace(alone, queue_s=group.queue_s, load_s=0.0, prefill_s=group.work_s)
         return shared, tuple(table.node(candidates.rows[others[at]]) for at in group.others)
 
-    def _admit(self, ttft_s: float, shortest_queue_s: float, decode: DecodeChoice) -> None:
+    def _admit(
+        self, ttft_s: float, tbt_s: float, shortest_queue_s: float, decode: DecodeChoice
+    ) -> None:
         """Raises Overload where the mode of admission refuses it."""
         tuning, workload, now_s = self.tuning, self.cluster.workload, self.now_s
 
@@ -182,7 +190,7 @@ class _Decision:
         prospect = Prospect(
             ttft_s=ttft_s,
             shortest_queue_s=shortest_queue_s,
-            tbt_s=float(decode.step_s[decode.chosen]) * workload.tbt_ratio,
+            tbt_s=tbt_s,
             num_others=int(decode.num_others[decode.chosen]),
             decode_load_now=lambda: load(now_s, None),
             decode_load_then=lambda: load(now_s + ttft_s, workload.mean_decode_s or None),
@@ -198,6 +206,14 @@ class _Decision:
     ) -> tuple[PrefillCandidates, PrefillChoice]:
         candidates = candidates_of(self.table, rows, queue_s, request)
         return candidates, POLICIES[self.tuning.policy](candidates, self.tuning)
+
+    def _prefill_options(
+        self, candidates: PrefillCandidates, choice: PrefillChoice
+    ) -> tuple[Option, ...]:
+        return tuple(
+            _option(self.table, candidates, choice, position)
+            for position in _best(choice.weighed.total_s, choice.chosen)
+        )
 
     def _decode_options(self, choice: DecodeChoice) -> tuple[Option, ...]:
         table = self.table

@@ -1,11 +1,15 @@
-"""The most recent plans with what was predicted and what came of it, for `mcctl request list` and `explain`."""
+"""The most recent requests with what was predicted and what came of it, for `mcctl request list` and `explain`."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice
 from typing import Literal
 
 from daemons.core.ids import NodeId, RequestId
 from daemons.protocol.request import Candidate, ListedRequest, Plan, RequestDone, Schedule
+
+_MAX_WHY = 200
 
 
 @dataclass(slots=True)
@@ -15,14 +19,16 @@ class LoggedRequest:
     planned_s: float
     num_prompt_tokens: int
     num_matched_tokens: int
-    prefill: NodeId
-    decode: NodeId
-    predicted_ttft_s: float
+    prefill: NodeId | None
+    decode: NodeId | None
+    predicted_ttft_s: float | None
+    predicted_tbt_s: float | None
     policy: str
     candidates: list[Candidate]
-    state: Literal["running", "done", "failed"] = "running"
+    state: Literal["running", "done", "failed", "rejected"] = "running"
     num_generated_tokens: int = 0
     actual_ttft_s: float | None = None
+    actual_tbt_s: float | None = None
     why: str = ""
 
     def listed(self, *, now_s: float) -> ListedRequest:
@@ -41,44 +47,88 @@ class LoggedRequest:
             policy=self.policy,
             candidates=self.candidates,
             why=self.why,
+            predicted_tbt_s=self.predicted_tbt_s,
+            actual_tbt_s=self.actual_tbt_s,
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that got no plan. Predictions are None where it did not come to them."""
+
+    schedule: Schedule
+    why: str
+    policy: str
+    num_matched_tokens: int = 0
+    predicted_ttft_s: float | None = None
+    predicted_tbt_s: float | None = None
+    candidates: list[Candidate] = field(default_factory=list)
+
+
 class RequestLog:
-    """Keeps `limit` plans; an unfinished one is dropped like any other."""
+    """Keeps `limit` plans and as many rejections, so that a flood of these leaves the plans alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._requests: OrderedDict[RequestId, LoggedRequest] = OrderedDict()
+        """An unfinished one is dropped like any other."""
+        self._rejected: OrderedDict[RequestId, LoggedRequest] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._rejected)
 
     def add(self, schedule: Schedule, plan: Plan, *, num_matched_tokens: int, now_s: float) -> None:
-        self._requests.pop(plan.request_id, None)
-        self._requests[plan.request_id] = LoggedRequest(
-            request_id=plan.request_id,
-            model=schedule.model,
-            planned_s=now_s,
-            num_prompt_tokens=schedule.num_prompt_tokens,
-            num_matched_tokens=num_matched_tokens,
-            prefill=plan.prefill.node,
-            decode=plan.decode.node,
-            predicted_ttft_s=plan.predicted_ttft_s,
-            policy=plan.policy,
-            candidates=plan.candidates,
+        self._rejected.pop(plan.request_id, None)
+        self._keep(
+            self._requests,
+            LoggedRequest(
+                request_id=plan.request_id,
+                model=schedule.model,
+                planned_s=now_s,
+                num_prompt_tokens=schedule.num_prompt_tokens,
+                num_matched_tokens=num_matched_tokens,
+                prefill=plan.prefill.node,
+                decode=plan.decode.node,
+                predicted_ttft_s=plan.predicted_ttft_s,
+                predicted_tbt_s=plan.predicted_tbt_s or None,
+                policy=plan.policy,
+                candidates=plan.candidates,
+            ),
         )
-        while len(self._requests) > self.limit:
-            self._requests.popitem(last=False)
 
-    def finish(self, done: RequestDone) -> LoggedRequest | None:
-        """The record, now done or failed; None when it is no longer kept."""
+    def reject(self, refused: Refused, *, now_s: float) -> None:
+        """A request that was planned before, and failed, stays as that one."""
+        schedule = refused.schedule
+        if schedule.request_id in self._requests:
+            return
+        self._keep(
+            self._rejected,
+            LoggedRequest(
+                request_id=schedule.request_id,
+                model=schedule.model,
+                planned_s=now_s,
+                num_prompt_tokens=schedule.num_prompt_tokens,
+                num_matched_tokens=refused.num_matched_tokens,
+                prefill=None,
+                decode=None,
+                predicted_ttft_s=refused.predicted_ttft_s,
+                predicted_tbt_s=refused.predicted_tbt_s,
+                policy=refused.policy,
+                candidates=refused.candidates,
+                state="rejected",
+                why=refused.why[:_MAX_WHY],
+            ),
+        )
+
+    def finish(self, done: RequestDone, *, tbt_s: float | None = None) -> LoggedRequest | None:
+        """The record, now done or failed; None when it is no longer kept. `tbt_s`: between its tokens, if known."""
         request = self._requests.get(done.request_id)
         if request is None:
             return None
         request.state = "done" if done.ok else "failed"
-        request.why = done.why[:200]
+        request.why = done.why[:_MAX_WHY]
         request.num_generated_tokens = done.num_generated_tokens
+        request.actual_tbt_s = tbt_s
         if done.timing is not None and done.timing.first_token_s > 0:
             request.actual_ttft_s = done.timing.first_token_s
         return request
@@ -89,5 +139,16 @@ class RequestLog:
             request.state, request.why = "failed", why
 
     def newest(self, limit: int, *, now_s: float) -> list[ListedRequest]:
-        newest = list(reversed(self._requests.values()))[: max(0, limit)]
-        return [request.listed(now_s=now_s) for request in newest]
+        """Plans and rejections together."""
+        newest = merge(
+            reversed(self._requests.values()),
+            reversed(self._rejected.values()),
+            key=lambda request: -request.planned_s,
+        )
+        return [request.listed(now_s=now_s) for request in islice(newest, max(0, limit))]
+
+    def _keep(self, among: OrderedDict[RequestId, LoggedRequest], request: LoggedRequest) -> None:
+        among.pop(request.request_id, None)
+        among[request.request_id] = request
+        while len(among) > self.limit:
+            among.popitem(last=False)

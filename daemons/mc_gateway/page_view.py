@@ -45,10 +45,10 @@ class ShownRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     reused_tokens: int
     generated_tokens: int
-    predicted_ttft_s: float
+    predicted_ttft_s: float | None
     actual_ttft_s: float | None
-    prefill: str
-    decode: str
+    prefill: str | None
+    decode: str | None
 
 
 class HitSample(msgspec.Struct, frozen=True, kw_only=True):

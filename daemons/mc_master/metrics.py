@@ -4,7 +4,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from daemons.conductor.request_log import LoggedRequest
+
 _SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_RATIOS: Final = (0.02, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0)
 
 
 class MasterMetrics:
@@ -75,19 +78,34 @@ class MasterMetrics:
             buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
             registry=self.registry,
         )
-        self.prediction_error_seconds = Histogram(
+        self._prediction_error_seconds = Histogram(
             "mc_master_ttft_prediction_error_seconds",
             "Absolute difference of predicted and actual time to first token",
             buckets=_SECONDS,
             registry=self.registry,
         )
-
-        self.prediction_error_ratio = Histogram(
+        self._prediction_error_ratio = Histogram(
             "mc_master_ttft_prediction_error_ratio",
             "Absolute difference of predicted and actual time to first token, divided by the actual one",
-            buckets=(0.02, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0),
+            buckets=_RATIOS,
             registry=self.registry,
         )
+        self._tbt_error_ratio = Histogram(
+            "mc_master_tbt_prediction_error_ratio",
+            "Absolute difference of predicted and actual time between tokens, divided by the actual one",
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
+
+    def predicted(self, request: LoggedRequest) -> None:
+        """It has ended: how far off its predictions were."""
+        actual_s, predicted_s = request.actual_ttft_s, request.predicted_ttft_s
+        if actual_s is not None and predicted_s is not None:
+            self._prediction_error_seconds.observe(abs(actual_s - predicted_s))
+            self._prediction_error_ratio.observe(abs(actual_s - predicted_s) / actual_s)
+        actual_s, predicted_s = request.actual_tbt_s, request.predicted_tbt_s
+        if actual_s is not None and predicted_s is not None:
+            self._tbt_error_ratio.observe(abs(actual_s - predicted_s) / actual_s)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)

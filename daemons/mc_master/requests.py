@@ -8,6 +8,7 @@ from daemons.conductor.early_rejection import Overload
 from daemons.conductor.membership import Member
 from daemons.conductor.placement import Placement
 from daemons.conductor.put_placement import PutNode, choose_put_target
+from daemons.conductor.request_log import Refused
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.errors import McError, Unavailable, family_of
 from daemons.core.ids import NodeId
@@ -75,9 +76,7 @@ class RequestHandlers:
         try:
             placement = state.conductor.place(request, now_s=began_s)
         except McError as error:
-            state.metrics.rejections.labels(family_of(error)).inc()
-            if isinstance(error, Overload):
-                state.metrics.overload.labels(error.limit).inc()
+            self._refused(message, request, error)
             raise self._explained(error) from None
         block_tokens = self._block_tokens(placement)
         rows = rows[: placement.matched_tokens // block_tokens]
@@ -94,6 +93,26 @@ class RequestHandlers:
         stage_ahead(state, matched, placement.predicted_ttft_s)
         self._account(message, placement, plan, request)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
+
+    def _refused(self, message: Schedule, request: PlacementRequest, error: McError) -> None:
+        state = self._state
+        state.metrics.rejections.labels(family_of(error)).inc()
+        weighed = None
+        if isinstance(error, Overload):
+            state.metrics.overload.labels(error.limit).inc()
+            weighed = error.weighed
+        state.requests.reject(
+            Refused(
+                message,
+                why=error.message,
+                policy=state.conductor.tuning.policy,
+                num_matched_tokens=request.matched_tokens,
+                predicted_ttft_s=None if weighed is None else weighed.ttft_s,
+                predicted_tbt_s=None if weighed is None else weighed.tbt_s,
+                candidates=[] if weighed is None else list(map(_candidate, weighed.options)),
+            ),
+            now_s=state.now_s(),
+        )
 
     def _request(self, message: Schedule, rows: list[int], now_s: float) -> PlacementRequest:
         """Hashes become tokens by the block size of the model, the same for all of its instances that can share KV."""
@@ -137,6 +156,7 @@ class RequestHandlers:
             matched=matched,
             put_target=self._put_target(placement, message.exclude),
             predicted_ttft_s=placement.predicted_ttft_s,
+            predicted_tbt_s=placement.predicted_tbt_s,
             candidates=[_candidate(option) for option in options],
             policy=placement.policy,
             spares=spares,
@@ -184,17 +204,13 @@ class RequestHandlers:
 
     def _done(self, message: RequestDone) -> None:
         state = self._state
+        tbt_s = _time_between_tokens(message)
         state.conductor.finish(
-            message.request_id,
-            now_s=state.now_s(),
-            tbt_s=_time_between_tokens(message),
-            served=_served(message),
+            message.request_id, now_s=state.now_s(), tbt_s=tbt_s, served=_served(message)
         )
-        request = state.requests.finish(message)
-        if request is not None and request.actual_ttft_s is not None:
-            error_s = abs(request.actual_ttft_s - request.predicted_ttft_s)
-            state.metrics.prediction_error_seconds.observe(error_s)
-            state.metrics.prediction_error_ratio.observe(error_s / request.actual_ttft_s)
+        request = state.requests.finish(message, tbt_s=tbt_s or None)
+        if request is not None:
+            state.metrics.predicted(request)
 
     # -- small things --------------------------------------------------------------------------------------------
 

@@ -81,6 +81,7 @@ class Plan(Message, frozen=True, kw_only=True):
     policy: str = ""
     spares: Spares | None = None
     """Other replicas of the matched blocks."""
+    predicted_tbt_s: float = 0.0
 
 
 class Generate(Message, frozen=True, kw_only=True):
@@ -211,26 +212,31 @@ class RequestDone(Message, frozen=True, kw_only=True):
 
 
 class ListRequests(Message, frozen=True, kw_only=True):
-    """To the master: the most recent plans, newest first."""
+    """To the master: the most recent requests, newest first."""
 
     limit: int = 50
 
 
 class ListedRequest(Record, frozen=True, kw_only=True):
+    """A rejected one has no instances, and a prediction only where it was rejected for that; `why` says it in words."""
+
     request_id: RequestId
     model: str
-    state: Literal["running", "done", "failed"]
+    state: Literal["running", "done", "failed", "rejected"]
     age_s: float
     num_prompt_tokens: int
     num_matched_tokens: int
     num_generated_tokens: int
-    prefill: NodeId
-    decode: NodeId
-    predicted_ttft_s: float
+    prefill: NodeId | None
+    decode: NodeId | None
+    predicted_ttft_s: float | None
     actual_ttft_s: float | None
     policy: str
     candidates: list[Candidate]
     why: str = ""
+    predicted_tbt_s: float | None = None
+    actual_tbt_s: float | None = None
+    """Mean over the answer; None for one of a single token."""
 
 
 class ListRequestsReply(Message, frozen=True, kw_only=True):

@@ -128,7 +128,7 @@ def list_requests(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
 ) -> None:
-    """Recent requests, newest first. Where they ran and what was predicted.
+    """Recent requests, newest first, rejected ones too. Where they ran and what was predicted.
 
     \b
     Example: mcctl request list --limit 100 --output json
@@ -146,7 +146,9 @@ def list_requests(
         Column("answer", lambda r: str(r.num_generated_tokens), is_number=True, extra=3),
         Column("TTFT", lambda r: _seconds(r.actual_ttft_s), is_number=True),
         Column("predicted", lambda r: _seconds(r.predicted_ttft_s), is_number=True, extra=1),
-        Column("ran on", lambda r: f"{r.prefill} > {r.decode}"),
+        Column("TBT", lambda r: _seconds(r.actual_tbt_s), is_number=True, extra=6),
+        Column("predicted TBT", lambda r: _seconds(r.predicted_tbt_s), is_number=True, extra=7),
+        Column("ran on", _ran_on),
         Column("policy", lambda r: r.policy, extra=5),
     ]
     render.emit(settings.output, {"requests": requests}, columns, requests)
@@ -158,7 +160,8 @@ def explain(
     context: typer.Context,
     request_id: Annotated[str, typer.Argument(help="As in `request list`, or its beginning.")],
 ) -> None:
-    """Why a recent request ran where it did. Every instance that was weighed, with the terms of its prediction.
+    """Why a recent request ran where it did, or was rejected. Every instance that was weighed, with the terms of its
+    prediction, and what the request took.
 
     \b
     Example: mcctl request explain 7f3a
@@ -177,8 +180,8 @@ def explain(
                     f"{request.num_prompt_tokens} tokens, {request.num_matched_tokens} reused",
                 ),
                 ("policy", request.policy),
-                ("predicted", f"{format_duration(request.predicted_ttft_s)} to the first token"),
-                ("took", _seconds(request.actual_ttft_s)),
+                ("predicted", _times(request.predicted_ttft_s, request.predicted_tbt_s)),
+                ("took", _times(request.actual_ttft_s, request.actual_tbt_s)),
             ]
         )
     columns = [
@@ -191,12 +194,15 @@ def explain(
         Column("total", lambda c: format_duration(c.total_s), is_number=True),
         Column("reuses", lambda c: f"{c.matched_tokens} tokens", is_number=True),
     ]
-    render.emit(settings.output, result, columns, result.candidates, title="* was chosen")
+    title = "* was chosen" if request.prefill is not None else "none was chosen"
+    render.emit(settings.output, result, columns, result.candidates, title=title)
 
 
 def weighed(request: ListedRequest, roles: Mapping[NodeId, Role]) -> list[Weighed]:
     """A node that has left since is of an unknown role, unless it was chosen."""
-    chosen: dict[NodeId, Role] = {request.prefill: "prefill", request.decode: "decode"}
+    chosen: dict[NodeId, Role] = {}
+    if request.prefill is not None and request.decode is not None:
+        chosen = {request.prefill: "prefill", request.decode: "decode"}
     return [
         Weighed(
             node=candidate.node,
@@ -259,6 +265,17 @@ def _summary(answer: Answer) -> str:
         f"first text after {format_duration(answer.ttft_s)}{between}; "
         f"{answer.completion_tokens} tokens, {answer.finish}; ran on {ran.prefill} > {ran.decode}, {moved} moved]"
     )
+
+
+def _ran_on(request: ListedRequest) -> str:
+    return f"{request.prefill} > {request.decode}" if request.prefill is not None else "-"
+
+
+def _times(ttft_s: float | None, tbt_s: float | None) -> str:
+    if ttft_s is None:
+        return "-"
+    between = "" if tbt_s is None else f", then {format_duration(tbt_s)} between tokens"
+    return f"{format_duration(ttft_s)} to the first token{between}"
 
 
 def _seconds(value: float | None) -> str:

@@ -156,6 +156,6 @@ _REQUEST_COLUMNS: Final = [
     Column("answer", lambda line: str(line.generated_tokens), is_number=True),
     Column("predicted", _seconds(lambda line: line.predicted_ttft_s), is_number=True),
     Column("TTFT", _seconds(lambda line: line.actual_ttft_s), is_number=True),
-    Column("prefill", lambda line: line.prefill, extra=1),
-    Column("decode", lambda line: line.decode, extra=2),
+    Column("prefill", lambda line: line.prefill or "", extra=1),
+    Column("decode", lambda line: line.decode or "", extra=2),
 ]

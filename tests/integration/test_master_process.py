@@ -404,14 +404,16 @@ def test_request_log_holds_prediction_and_outcome(
             node=NodeId("d0"),
             ok=True,
             num_generated_tokens=8,
-            timing=Timing(first_token_s=0.25),
+            timing=Timing(first_token_s=0.25, decode_s=0.35),
         )
     )
     reply = ask(client, loop, ListRequests(), ListRequestsReply)
     assert isinstance(reply, ListRequestsReply)
     (request,) = reply.requests
     assert (request.state, request.actual_ttft_s, request.num_generated_tokens) == ("done", 0.25, 8)
-    assert request.predicted_ttft_s > 0
+    assert (request.predicted_ttft_s or 0) > 0
+    assert (request.predicted_tbt_s or 0) > 0
+    assert request.actual_tbt_s == pytest.approx(0.05)
 
 
 def test_refusals_say_what_to_do(client: SyncClient, loop: Loop, nodes: Make) -> None:
@@ -452,7 +454,17 @@ def test_who_would_miss_the_objective_is_refused_and_costs_nothing(
     assert isinstance(stat, CacheStatReply)
     assert (stat.num_leased, stat.num_lookup_blocks) == (0, 400)
     listed = ask(client, loop, ListRequests(), ListRequestsReply)
-    assert [request.request_id for request in listed.requests] == ["long"]  # type: ignore[union-attr]
+    assert isinstance(listed, ListRequestsReply)
+    assert [(request.request_id, request.state) for request in listed.requests] == [
+        ("late2", "rejected"),
+        ("late1", "rejected"),
+        ("late0", "rejected"),
+        ("long", "running"),
+    ]
+    latest = listed.requests[0]
+    assert "objective is 0.5 s" in latest.why
+    assert (latest.predicted_ttft_s or 0) > 0.5
+    assert {each.node for each in latest.candidates} == {"p0", "d0"}
     assert 'mc_master_overload_rejections_total{limit="ttft"} 3.0' in master.metrics()
     prefill.load = InstanceLoad(is_draining=True, num_running=1)
     refused_by = _refusal(client, loop, schedule(hashes, request_id="drained"))

@@ -178,7 +178,7 @@ const REQUEST_COLUMNS = [
   ["age", (r) => seconds(r.age_s), true], ["prompt", (r) => count(r.prompt_tokens), true],
   ["reused", (r) => percent(r.reused_tokens, r.prompt_tokens), true], ["answer", (r) => count(r.generated_tokens), true],
   ["predicted", (r) => seconds(r.predicted_ttft_s), true], ["TTFT", (r) => seconds(r.actual_ttft_s), true],
-  ["prefill", (r) => r.prefill], ["decode", (r) => r.decode],
+  ["prefill", (r) => r.prefill ?? "-"], ["decode", (r) => r.decode ?? "-"],
 ];
 
 function showTables(data) {
