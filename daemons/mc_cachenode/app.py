@@ -18,7 +18,7 @@ from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
 from daemons.mc_cachenode.lower_blocks import LowerBlocks, LowerCallbacks
 from daemons.mc_cachenode.lower_tiers import OpenedTier, open_lower
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.replicas import Replica
+from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.reporter import ReportedTier, Reporter
 from daemons.mc_cachenode.staging import Staging, StagingParts
 from daemons.mc_cachenode.storage import open_storage
@@ -125,7 +125,7 @@ class CachenodeApp:
             )
         )
         self._peers = ChannelPool(self.loop)
-        self._reporter.pins = self._replicas.pins
+        self._reporter.pins = self._replicas.remembered.pins
         self._handlers = CachenodeHandlers(
             Parts(
                 loop=self.loop,

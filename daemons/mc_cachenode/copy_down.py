@@ -16,8 +16,7 @@ from daemons.core.ids import BlockHash, short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.lower_tiers import FlushModes
 from daemons.rpc import Loop
-from daemons.store.lower_tier import LowerTier
-from daemons.store.ssd import BlockRecord
+from daemons.store.lower import BlockRecord, LowerTier
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final
 from daemons.core.errors import McError
 from daemons.core.ids import short
 from daemons.core.units import MIB
-from daemons.mc_cachenode.replicas import Replica
+from daemons.mc_cachenode.replica import Replica
 from daemons.protocol.replication import CopyOrder
 from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
 from daemons.store.segment import Segment

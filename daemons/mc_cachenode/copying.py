@@ -18,7 +18,8 @@ from daemons.core.units import MIB
 from daemons.mc_cachenode.copy_pull import CopyOutcome, pull_copy
 from daemons.mc_cachenode.copy_staging import SourceStaging, StagedSources
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
+from daemons.mc_cachenode.replica import Replica, wall_ms
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.replication import CopyOrder
@@ -136,7 +137,7 @@ class Copying:
             self._parts.on_present(order.meta.hash)
             return None
         why = _refusal(order)
-        if why is None and replicas.is_dead(order.meta.hash, source.version):
+        if why is None and replicas.remembered.is_dead(order.meta.hash, source.version):
             why = "it was deleted or replaced"
         if why is not None:
             self._fail([order], why)
@@ -182,7 +183,7 @@ class Copying:
             parts.metrics.pull_seconds.observe(outcome.seconds)
             if outcome.is_bad:
                 parts.on_bad(order.source, why or "")
-            if why is None and parts.replicas.is_dead(order.meta.hash, replica.version):
+            if why is None and parts.replicas.remembered.is_dead(order.meta.hash, replica.version):
                 why = "it was deleted or replaced while it was copied"
             if why is not None:
                 parts.replicas.abandon(replica)

@@ -15,7 +15,8 @@ from daemons.mc_cachenode.pull import (
     is_intact,
 )
 from daemons.mc_cachenode.puts import PutParts, Puts
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
+from daemons.mc_cachenode.replica import Replica, wall_ms
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.base import Ok, Ping
@@ -183,11 +184,11 @@ class CachenodeHandlers:
         replicas = self._parts.replicas
         match notice:
             case RememberClear():
-                replicas.remember_clear(notice.filter, wall_ms() - notice.age_ms)
+                replicas.remembered.clear(notice.filter, wall_ms() - notice.age_ms)
             case RememberWanted():
                 replicas.remember_wanted(notice.hashes, notice.count)
             case HoldPins():
-                replicas.hold_pins(notice.pins, notice.incarnation)
+                replicas.remembered.hold_pins(notice.pins, notice.incarnation)
             case _:
                 assert_never(notice)
 
@@ -217,7 +218,7 @@ class CachenodeHandlers:
         logged = [
             dead
             for dead in names
-            if replicas.remember_dead(dead.key, dead.version, now_ms - dead.age_ms)
+            if replicas.remembered.die(dead.key, dead.version, now_ms - dead.age_ms)
         ]
         for dead in names:
             if replicas.free_dead(dead.key, dead.version):

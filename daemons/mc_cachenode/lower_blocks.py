@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_cachenode.copy_down import CopyDown
 from daemons.mc_cachenode.lower_tiers import OpenedTier
-from daemons.mc_cachenode.replicas import ReplicaTable, wall_ms
+from daemons.mc_cachenode.replica import wall_ms
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.write_down import WriteDown, WriteDownCallbacks
 from daemons.protocol.block import DeadName, SealedBlock, Tombstone
 from daemons.rpc import Loop
-from daemons.store.lower_tier import LowerTier
+from daemons.store.lower import BlockRecord, LowerTier
 from daemons.store.read_rate import ReadRate
-from daemons.store.ssd import BlockRecord
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from daemons.config.secret import read_secret
 from daemons.core.errors import ConfigError
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import Tier
-from daemons.store.lower_tier import LowerTier
+from daemons.store.lower import LowerTier
 from daemons.store.object import ObjectSettings, ObjectTier, S3Place, open_s3
 from daemons.store.ssd import DiskDirectory, SsdSettings, SsdTier
 

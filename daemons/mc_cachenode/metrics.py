@@ -5,7 +5,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from daemons.protocol.block import Tier
-from daemons.store.lower_tier import LowerTier
+from daemons.store.lower import LowerTier
 
 _PULL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0)
 

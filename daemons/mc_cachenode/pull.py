@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from daemons.core.errors import McError
 from daemons.core.ids import short
 from daemons.core.units import MIB
-from daemons.mc_cachenode.replicas import Replica
+from daemons.mc_cachenode.replica import Replica
 from daemons.protocol.block import MAX_REPLICAS, PutBlock
 from daemons.protocol.name_hash import MAX_NAME_BYTES, name_key
 from daemons.protocol.prefix_hash import HASH_BYTES

@@ -14,7 +14,8 @@ from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
-from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable
+from daemons.mc_cachenode.replica import VERSION, Replica
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutStatus
 from daemons.rpc import Call, Loop, Timer
@@ -134,7 +135,9 @@ class Puts:
         if why is not None:
             session.why = f"block {short(block.meta.hash)} is malformed: {why}"
             return "failed"
-        if block.version and self._parts.replicas.is_dead(block.meta.hash, block.version):
+        if block.version and self._parts.replicas.remembered.is_dead(
+            block.meta.hash, block.version
+        ):
             session.why = f"version {block.version} was deleted or replaced meanwhile"
             return "conflict"
         existing = self._parts.replicas.get(block.meta.hash)
@@ -284,7 +287,7 @@ class Puts:
                 parts.replicas.abandon(replica)
                 session.results[index] = "failed"
                 session.why = outcome.why
-            elif parts.replicas.is_dead(replica.meta.hash, replica.version):
+            elif parts.replicas.remembered.is_dead(replica.meta.hash, replica.version):
                 parts.replicas.abandon(replica)
                 session.results[index] = "conflict"
                 session.why = "it was deleted or replaced while it was put"

@@ -8,32 +8,24 @@ freed here is recorded, and `flush` is called before anyone is told.
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 from daemons.core.errors import Exhausted
-from daemons.core.ids import BlockHash, Incarnation
+from daemons.core.ids import BlockHash
 from daemons.core.units import format_size
-from daemons.mc_cachenode.pins import NodePins
+from daemons.mc_cachenode.remembered import Remembered
+from daemons.mc_cachenode.replica import VERSION, Replica, replica_of, wall_ms
 from daemons.protocol.block import (
-    BlockFilter,
     BlockMeta,
     DeadName,
     SealedBlock,
     Tier,
     Tombstone,
 )
-from daemons.protocol.pin import Pin
 from daemons.store.index_format import ClearedRecord, DeadRecord, PinRecord, SealedRecord
 from daemons.store.index_log import IndexLog
-from daemons.store.names import DeadNames
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
 from daemons.store.segment import Segment
-from daemons.store.tombstones import Tombstones
-
-VERSION = 1
-"""Of a content-hashed block: its bytes never change, so neither does this."""
 
 _VOID_BYTES = 8
 """Of a trailer: without its magic no reader takes it."""
@@ -43,42 +35,6 @@ _MAX_SCANNED = 10_000
 
 _MAX_EVICTIONS = 64
 """Blocks given up for one allocation before it is refused after all."""
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One block in one slot; the payload, then the trailer."""
-
-    meta: BlockMeta
-    offset: int
-    length: int
-    num_layers: int
-    state: Literal["writing", "sealed", "gone"] = "writing"
-    seal_checksum: int = 0
-    created_ms: int = 0
-    """When it was sealed, since 1970; kept over restarts and in lower tiers."""
-    version: int = VERSION
-    num_holds: int = 0
-    wanted: int = 0
-    """Replicas it should have; 0: as many as the pool wants."""
-
-    @property
-    def trailer_bytes(self) -> int:
-        return trailer_length(self.num_layers)
-
-    def describe(self, age_ms: int = 0) -> SealedBlock:
-        """What the master is told; the index keeps the time itself."""
-        return SealedBlock(
-            meta=self.meta,
-            offset=self.offset,
-            length=self.length,
-            trailer_bytes=self.trailer_bytes,
-            version=self.version,
-            seal_checksum=self.seal_checksum,
-            num_layers=self.num_layers,
-            age_ms=age_ms,
-            wanted=self.wanted,
-        )
 
 
 class ReplicaTable:
@@ -98,9 +54,7 @@ class ReplicaTable:
         self._num_writing = 0
         self.writing_bytes = 0
         self._index: IndexLog | None = None
-        self._tombstones = Tombstones()
-        self.pins = NodePins()
-        self._dead = DeadNames()
+        self.remembered = Remembered()
         self._replaced: dict[BlockHash, Replica] = {}
         """The sealed version of an object whose next one is being written; it is read until that is sealed."""
 
@@ -122,6 +76,7 @@ class ReplicaTable:
     def keep_in(self, index: IndexLog) -> None:
         """Record from now on."""
         self._index = index
+        self.remembered.keep_in(index)
 
     def flush(self) -> None:
         """Before anyone is told what was sealed or freed: from then on a crash changes nothing about it."""
@@ -142,20 +97,6 @@ class ReplicaTable:
         used_bytes = slots.used_bytes - min(self.staged_bytes, self.reserved_bytes)
         return used_bytes, slots.usable_bytes - self.reserved_bytes
 
-    def remember_clear(self, wanted: BlockFilter, at_ms: int) -> None:
-        """A tombstone for later masters; what it matches here is freed one by one."""
-        if self._tombstones.add(wanted, at_ms / 1000) and self._index is not None:
-            self._index.add_cleared(ClearedRecord(wanted, at_ms))
-            self._index.flush()
-
-    def remember_dead(self, key: BlockHash, version: int, at_ms: int) -> bool:
-        """Logged, but not flushed; False when it was known. What is here of it is `free_dead`'s to free."""
-        if not self._dead.add(key, version, at_ms / 1000):
-            return False
-        if self._index is not None:
-            self._index.add_dead(DeadRecord(key, version, at_ms))
-        return True
-
     def free_dead(self, key: BlockHash, version: int) -> bool:
         """Free this version or an older one; one being written is refused when it is to be sealed."""
         old = self._replaced.get(key)
@@ -165,45 +106,20 @@ class ReplicaTable:
         replica = self._replicas.get(key)
         return replica is not None and replica.version <= version and self.free(key)
 
-    def is_dead(self, key: BlockHash, version: int) -> bool:
-        return version <= self._dead.version_of(key)
-
     def dead_names(self) -> list[DeadName]:
-        now_ms = wall_ms()
-        return [
-            DeadName(key=r.key, version=r.version, age_ms=max(0, now_ms - r.at_ms))
-            for r in self.dead()
-        ]
+        return self.remembered.dead_names()
 
     def dead(self) -> list[DeadRecord]:
-        self._dead.expire(wall_ms() / 1000)
-        return [DeadRecord(key, version, round(at_s * 1000)) for key, version, at_s in self._dead]
-
-    def hold_pins(self, pins: Sequence[Pin], incarnation: Incarnation) -> None:
-        """All that the master has pinned here; logged, so that they outlive this process and the master's."""
-        changed = self.pins.hold(pins, incarnation, now_s=time.monotonic(), now_ms=wall_ms())
-        if self._index is not None:
-            for record in changed:
-                self._index.add_pin(record)
-            self._index.flush()
-
-    def restore_pins(self, records: Sequence[PinRecord]) -> None:
-        """What an earlier process logged."""
-        self.pins.restore(records, now_s=time.monotonic(), now_ms=wall_ms())
+        return self.remembered.dead()
 
     def pinned(self) -> list[PinRecord]:
-        return self.pins.records(now_ms=wall_ms())
+        return self.remembered.pinned()
 
     def tombstones(self) -> list[Tombstone]:
-        now_ms = wall_ms()
-        return [
-            Tombstone(filter=record.filter, age_ms=max(0, now_ms - record.at_ms))
-            for record in self.cleared()
-        ]
+        return self.remembered.tombstones()
 
     def cleared(self) -> list[ClearedRecord]:
-        self._tombstones.expire(wall_ms() / 1000)
-        return [ClearedRecord(wanted, round(at_s * 1000)) for wanted, at_s in self._tombstones]
+        return self.remembered.cleared()
 
     def hashes(self) -> list[BlockHash]:
         return [replica.meta.hash for replica in self.sealed()]
@@ -372,7 +288,7 @@ class ReplicaTable:
         """Those to give up first at the front."""
         now_s = time.monotonic()
         pinned = [
-            (self.pins.find(replica.meta.hash, now_s=now_s), replica)
+            (self.remembered.pins.find(replica.meta.hash, now_s=now_s), replica)
             for replica in islice(self.sealed(), _MAX_SCANNED)
             if not replica.num_holds and replica.meta.hash not in self._replaced
         ]
@@ -387,8 +303,8 @@ class ReplicaTable:
 
     def _find(self, record: SealedRecord) -> Replica | None:
         """None unless the slot ends with the trailer that this record speaks of."""
-        replica = _replica_of(record)
-        if self.is_dead(replica.meta.hash, replica.version):
+        replica = replica_of(record)
+        if self.remembered.is_dead(replica.meta.hash, replica.version):
             return None
         try:
             trailer = self.trailer(replica)
@@ -422,23 +338,3 @@ class ReplicaTable:
         if not replica.num_holds:
             self.segment.free(replica.offset)
             self.on_room()
-
-
-def wall_ms() -> int:
-    """Since 1970: the one clock that goes on while a node is away."""
-    return time.time_ns() // 1_000_000
-
-
-def _replica_of(record: SealedRecord) -> Replica:
-    block = record.block
-    return Replica(
-        meta=block.meta,
-        offset=block.offset,
-        length=block.length,
-        num_layers=block.num_layers,
-        state="sealed",
-        seal_checksum=block.seal_checksum,
-        created_ms=record.created_ms,
-        version=block.version,
-        wanted=block.wanted,
-    )

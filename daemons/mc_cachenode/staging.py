@@ -12,13 +12,13 @@ from typing import Final
 
 from daemons.core.errors import Exhausted, McError
 from daemons.core.ids import BlockHash, StageId, new_stage_id, short
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable
+from daemons.mc_cachenode.replica import Replica
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockLocation, Stage, StageReply
 from daemons.rpc import Call, Loop, Timer
-from daemons.store.lower_tier import LowerTier
+from daemons.store.lower import BlockRecord, LowerTier
 from daemons.store.promotion import Promotion
 from daemons.store.read_rate import ReadRate
-from daemons.store.ssd import BlockRecord
 
 log = logging.getLogger(__name__)
 

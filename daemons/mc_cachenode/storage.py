@@ -130,10 +130,10 @@ def _no_collections() -> Iterator[None]:
 
 def _take_over(replicas: ReplicaTable, contents: IndexContents, on_lost: OnLost) -> None:
     for record in contents.cleared:
-        replicas.remember_clear(record.filter, record.at_ms)
+        replicas.remembered.clear(record.filter, record.at_ms)
     for dead in contents.dead:
-        replicas.remember_dead(dead.key, dead.version, dead.at_ms)
-    replicas.restore_pins(list(contents.pins.values()))
+        replicas.remembered.die(dead.key, dead.version, dead.at_ms)
+    replicas.remembered.restore_pins(list(contents.pins.values()))
     num_lost = replicas.restore(list(contents.live.values()))
     if contents.live:
         log.info("blocks taken over num=%d lost=%d", replicas.num_sealed, num_lost)

@@ -15,10 +15,10 @@ from daemons.core.errors import Conflict, Exhausted, McError, Rejected
 from daemons.core.ids import BlockHash, short
 from daemons.mc_cachenode.copy_down import CopyDown
 from daemons.mc_cachenode.lower_tiers import FlushModes
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable
+from daemons.mc_cachenode.replica import Replica
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.rpc import Loop
-from daemons.store.lower_tier import LowerTier
-from daemons.store.ssd import BlockRecord
+from daemons.store.lower import BlockRecord, LowerTier
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from daemons.core.ids import BlockHash, HostId, NodeId, new_epoch
 from daemons.mc_cachenode.copy_staging import SourceStaging
 from daemons.mc_cachenode.copying import MAX_WAITING, Copying, CopyParts
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable, wall_ms
+from daemons.mc_cachenode.replica import Replica, wall_ms
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockLocation, BlockMeta
 from daemons.protocol.prefix_hash import root_hash
 from daemons.protocol.replication import CopyOrder

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from daemons.core.ids import BlockHash
 from daemons.store.block_table import NO_ROW
+from daemons.store.lower import BlockRecord
 from daemons.store.object.manifest import Entry, data_key, manifest_key
-from daemons.store.ssd import BlockRecord
 from daemons.store.ssd.index import BlockIndex, Location
 
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from daemons.core.errors import NotFound
 from daemons.core.ids import BlockHash, short
+from daemons.store.lower.state import OnDropped
 from daemons.store.object.catalog import Part
 from daemons.store.object.choosing import choose_compaction
 from daemons.store.object.manifest import Entry, data_key
 from daemons.store.object.packing import pack, verify_stored
-from daemons.store.object.shared import OnDropped, Shared
+from daemons.store.object.shared import Shared
 from daemons.store.object.sweeping import Sweeper
 from daemons.store.seal import BadSeal
 

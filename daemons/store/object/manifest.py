@@ -15,8 +15,8 @@ import xxhash
 from daemons.core.errors import ConfigError, McError
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta
+from daemons.store.lower import BlockRecord
 from daemons.store.seal import MAX_LAYERS
-from daemons.store.ssd import BlockRecord
 
 FORMAT = 1
 DATA = "data/"

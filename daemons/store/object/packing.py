@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from daemons.core.ids import short
+from daemons.store.lower import BlockRecord
 from daemons.store.object.manifest import Entry
 from daemons.store.object.queue import Pending
 from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
-from daemons.store.ssd import BlockRecord
 from daemons.store.ssd.aligned import copy_bytes, round_up
 
 

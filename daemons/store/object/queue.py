@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from daemons.core.errors import Conflict, Exhausted
-from daemons.core.ids import BlockHash, short
+from daemons.core.ids import BlockHash
+from daemons.store.lower import BlockRecord
 from daemons.store.object.settings import MAX_PART_BLOCKS
-from daemons.store.ssd import BlockRecord
-
-RETRY_AFTER_MS = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -90,24 +87,3 @@ class PutQueue:
         self.waiting_bytes = 0
         self.end(batch)
         return batch
-
-
-def is_stored(held: BlockRecord, block: BlockRecord) -> bool:
-    """Whether what is held makes the put needless. Raises Conflict."""
-    if (held.version, held.seal_checksum) == (block.version, block.seal_checksum):
-        return True
-    if held.version >= block.version:
-        raise Conflict(
-            f"block {short(block.meta.hash)} is in the object store with other bytes or a newer version"
-        )
-    return False
-
-
-def join(pending: Pending, block: BlockRecord) -> "Future[bool]":
-    """The same bytes are on their way already."""
-    if is_stored(pending.block, block):
-        return pending.done
-    raise Exhausted(
-        f"an older version of block {short(block.meta.hash)} is being written",
-        retry_after_ms=RETRY_AFTER_MS,
-    )

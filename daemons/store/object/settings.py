@@ -1,9 +1,10 @@
 """What an object tier is told, and what it counts."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from daemons.core.errors import ConfigError
 from daemons.core.units import GIB, KIB, MIB, format_size
+from daemons.store.lower.state import TierCounters
 
 MIN_PARTS = 8
 MIN_PART_BYTES = 64 * KIB
@@ -50,27 +51,9 @@ class ObjectSettings:
 
 
 @dataclass(slots=True)
-class ObjectCounters:
-    """Since the tier was opened."""
+class ObjectCounters(TierCounters):
+    """Parts are objects of the store."""
 
-    put_blocks: int = 0
-    put_bytes: int = 0
-    copied_blocks: int = 0
-    copied_bytes: int = 0
-    """Written again by compaction."""
-    read_blocks: int = 0
-    read_bytes: int = 0
-    deleted_blocks: int = 0
-    evicted_blocks: int = 0
-    bad_blocks: int = 0
-    """Failed their checksum, or were not there."""
     parts_written: int = 0
     parts_removed: int = 0
-    read_errors: int = 0
-    write_errors: int = 0
-    refused_puts: int = 0
-    recovered_blocks: int = 0
     damaged_manifests: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return {counter.name: getattr(self, counter.name) for counter in fields(self)}

@@ -2,9 +2,10 @@
 
 from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash
+from daemons.store.lower.waiting import fail, finish
 from daemons.store.object.catalog import Part
 from daemons.store.object.manifest import Entry, encode_manifest, manifest_key
-from daemons.store.object.shared import Shared, fail, finish
+from daemons.store.object.shared import Shared
 
 
 class Sweeper:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from daemons.core.errors import ConfigError, McError, Unavailable
 from daemons.core.ids import BlockHash
+from daemons.store.lower.state import OnDropped
+from daemons.store.lower.waiting import fail, finish
 from daemons.store.object.catalog import Part
 from daemons.store.object.choosing import choose_victim
 from daemons.store.object.compacting import Compactor
@@ -16,7 +18,7 @@ from daemons.store.object.manifest import Entry, part_name
 from daemons.store.object.opening import Opened, open_parts
 from daemons.store.object.packing import pack_sources
 from daemons.store.object.queue import Pending
-from daemons.store.object.shared import GONE, OnDropped, OnFound, Shared, end_failed, finish
+from daemons.store.object.shared import GONE, OnFound, Shared
 from daemons.store.object.sweeping import Sweeper
 from daemons.store.object.uploading import Upload, Uploader
 from daemons.store.ssd.buckets import RandomBits
@@ -199,7 +201,7 @@ class PartWriter:
             if error is None:
                 finish(put.done, not put.is_cancelled)
             else:
-                end_failed(put, error)
+                fail(put.done, error, is_cancelled=put.is_cancelled)
 
     def _upload(self, body: memoryview, entries: list[Entry]) -> Part:
         """One part. Raises Unavailable."""
@@ -236,4 +238,4 @@ class PartWriter:
             shared.health.on_failure(error.message)
             failed = shared.queue.drain()
         for put in failed:
-            end_failed(put, error)
+            fail(put.done, error, is_cancelled=put.is_cancelled)

@@ -2,27 +2,24 @@
 
 import errno
 import logging
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from daemons.core.clock import Clock
 from daemons.core.errors import Exhausted, McError, Unavailable
-from daemons.core.ids import BlockHash
 from daemons.core.units import format_size
+from daemons.store.lower import BlockRecord
+from daemons.store.lower.state import OnDropped, TierState
+from daemons.store.lower.waiting import fail, finish
 from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.delete_log import DeleteLog
-from daemons.store.ssd.health import DiskHealth
 from daemons.store.ssd.index import Location
 from daemons.store.ssd.log_writer import Append, LogWriter, placed
-from daemons.store.ssd.reclaim import Reclaimer, Why
-from daemons.store.ssd.record import BlockRecord, RecordKind, TombstoneRecord
+from daemons.store.ssd.reclaim import Reclaimer
+from daemons.store.ssd.record import RecordKind, TombstoneRecord
 from daemons.store.ssd.settings import SsdCounters, SsdSettings
 from daemons.store.ssd.write_queue import WriteQueue
 
 log = logging.getLogger(__name__)
-
-OnDropped = Callable[[Sequence[BlockHash], Why], object]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECLAIM_PER_BATCH = 4
@@ -33,25 +30,23 @@ _SHRUNK_S = 60.0
 """So long a tier that met a full filesystem makes do with what it had then, or gives up no more for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the tier's callers and its writer both touch; `lock` guards all but the settings."""
+@dataclass(slots=True, kw_only=True)
+class Shared(TierState):
+    """`lock` guards all but the settings."""
 
-    lock: threading.Condition
     settings: SsdSettings
     counters: SsdCounters
     blocks: BlockMap
-    queue: WriteQueue
-    health: DiskHealth
     deletes: DeleteLog
+    queue: WriteQueue = field(default_factory=WriteQueue)
 
 
 class BatchWriter:
     """One thread calls it."""
 
-    def __init__(self, shared: Shared, sequence: int, on_dropped: OnDropped, clock: Clock) -> None:
+    def __init__(self, shared: Shared, sequence: int, on_dropped: OnDropped) -> None:
         self._shared = shared
-        self._clock = clock
+        self._clock = clock = shared.clock
         self._log = LogWriter(shared.blocks.buckets, shared.settings.bucket_bytes, sequence)
         self._reclaimer = Reclaimer(
             shared.blocks,
@@ -206,10 +201,10 @@ class BatchWriter:
         why = f"the SSD's filesystem is full: {error}" if is_full else f"the SSD failed: {error}"
         with self._shared.lock:
             self._shared.counters.write_errors += 1
-            self._shared.health.rest(why)
+            self._shared.health.on_failure(why)
             self._shrunk_until_s = self._clock()
             failed = self._shared.queue.fail(batch)
-        retry_after_ms = int(self._shared.health.rest_s * 1000)
+        retry_after_ms = int(self._shared.settings.rest_s * 1000)
         family = Exhausted if is_full else Unavailable
         fail_appends(failed, family(why, retry_after_ms=retry_after_ms))
 
@@ -217,14 +212,10 @@ class BatchWriter:
 def fail_appends(appends: Sequence[Append], error: McError) -> None:
     """A put that was deleted has its answer all the same."""
     for append in appends:
-        if append.done is None:
-            continue
-        if append.is_cancelled:
-            append.done.set_result(False)
-        else:
-            append.done.set_exception(error)
+        if append.done is not None:
+            fail(append.done, error, is_cancelled=append.is_cancelled)
 
 
 def _resolve(append: Append, is_stored: bool) -> None:
     if append.done is not None:
-        append.done.set_result(is_stored)
+        finish(append.done, is_stored)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from daemons.core.ids import BlockHash
 from daemons.store.block_table import NO_ROW
+from daemons.store.lower import BlockRecord
 from daemons.store.ssd.buckets import BucketSet
 from daemons.store.ssd.index import BlockIndex, Location
 from daemons.store.ssd.listing import room_bytes
-from daemons.store.ssd.record import BlockRecord, record_bytes
+from daemons.store.ssd.record import record_bytes
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.block_table import NO_ROW, Kind
+from daemons.store.lower import BlockRecord
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.listing import ObjectName, Rows, room_bytes
-from daemons.store.ssd.record import BlockRecord
 
 _MIN_SLOTS = 1024
 _MAX_USES = 255

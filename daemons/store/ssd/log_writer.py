@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from daemons.store.lower import BlockRecord
 from daemons.store.ssd.aligned import (
     address_of,
     aligned_buffer,
@@ -21,7 +22,6 @@ from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.index import Location
 from daemons.store.ssd.listing import FOOTER_BYTES, Listing, room_bytes, write_footer
 from daemons.store.ssd.record import (
-    BlockRecord,
     Place,
     TombstoneRecord,
     block_layout,
@@ -52,13 +52,6 @@ class Append:
     @property
     def room_bytes(self) -> int:
         return room_bytes(self.record)
-
-
-def begun() -> "Future[bool]":
-    """A future that its waiter cannot cancel: the write goes on all the same."""
-    future: Future[bool] = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 class LogWriter:

@@ -8,6 +8,7 @@ import xxhash
 from daemons.core.errors import Rejected
 from daemons.core.ids import short
 from daemons.core.units import MIB
+from daemons.store.lower import BlockRecord
 from daemons.store.seal import BadSeal, layer_checksums, parse_trailer
 from daemons.store.ssd.aligned import (
     address_of,
@@ -17,7 +18,6 @@ from daemons.store.ssd.aligned import (
     round_up,
 )
 from daemons.store.ssd.files import ALIGN, BucketFile
-from daemons.store.ssd.record import BlockRecord
 from daemons.store.ssd.recovery import verify_block
 
 _MIN_PIECE_BYTES: Final = 2 * MIB

@@ -12,11 +12,12 @@ A copy has a new sequence and is on disk before the old file goes, so a crash at
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from daemons.core.ids import BlockHash, short
+from daemons.store.lower import BlockRecord
+from daemons.store.lower.state import OnDropped
 from daemons.store.seal import BadSeal
 from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.block_map import BlockMap
@@ -24,7 +25,7 @@ from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.index import Location
 from daemons.store.ssd.listing import Listing, read_footer, room_bytes
 from daemons.store.ssd.log_writer import Append, LogWriter
-from daemons.store.ssd.record import BlockRecord, block_layout
+from daemons.store.ssd.record import block_layout
 from daemons.store.ssd.recovery import scan_bucket, verify_block
 from daemons.store.ssd.settings import SsdCounters
 from daemons.store.ssd.write_queue import WriteQueue
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 
 _GARBAGE_FRACTION = 0.5
 """A bucket with more of it is compacted: each byte copied frees at least one."""
-
-Why = Literal["evicted", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Reclaimer:
     counters: SsdCounters
     lock: threading.Condition
     kept_fraction: float
-    on_dropped: Callable[[Sequence[BlockHash], Why], object]
+    on_dropped: OnDropped
     _work: _Work | None = None
 
     def step(self, max_bytes: int) -> bool:

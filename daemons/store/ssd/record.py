@@ -16,6 +16,7 @@ from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.prefix_hash import HASH_BYTES
+from daemons.store.lower.block_record import SIZE_BYTES, BlockRecord
 from daemons.store.seal import MAX_LAYERS, trailer_length
 from daemons.store.ssd.aligned import round_up
 from daemons.store.ssd.files import ALIGN
@@ -31,7 +32,6 @@ _HEADER = struct.Struct("<Q4sBBHQQQQHHHHHHI16s16sIIQQQd")
 offset, layers, lengths of namespace, model, tenant, object's name, zero · hash, parent · depth, tokens, length,
 version, seal checksum, created"""
 
-_SIZE_BYTES = 8
 _PACKED_BYTES = 28 * KIB
 """Bodies below go right behind the header: a page less of disk is worth more than a copy."""
 
@@ -43,33 +43,6 @@ class RecordKind(IntEnum):
     CLEAR = 3
     """All blocks of a namespace with a sequence below `version` are gone."""
     CLEAR_ALL = 4
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRecord:
-    """What a block's header says, beside where the record is."""
-
-    meta: BlockMeta
-    length: int
-    num_layers: int
-    version: int
-    seal_checksum: int
-    created_s: float
-    """Wall clock, of the first put."""
-
-    @property
-    def trailer_bytes(self) -> int:
-        return trailer_length(self.num_layers)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Payload and trailer."""
-        return self.length + self.trailer_bytes
-
-    @property
-    def names_bytes(self) -> int:
-        """Behind the header."""
-        return sum(len(name) for name in _names(self.meta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +105,7 @@ def shape_layout(length: int, num_layers: int, names_bytes: int) -> tuple[int, i
 def encode_block(block: BlockRecord, place: Place, secret: int) -> bytes:
     """The header; the body follows at `block_layout(block)[0]`."""
     meta = block.meta
-    names = _names(meta)
+    names = block.names
     fields = (
         block_layout(block)[0],
         block.num_layers,
@@ -207,12 +180,6 @@ def decode_tombstone(header: Header, body: memoryview, secret: int) -> Tombstone
     return TombstoneRecord(header.kind, header.until, keys, header.namespace)
 
 
-def _names(meta: BlockMeta) -> tuple[bytes, bytes, bytes, bytes]:
-    """As they follow the header; an object's name with its size."""
-    size = meta.value_bytes.to_bytes(_SIZE_BYTES, "little") if meta.name else b""
-    return meta.namespace, meta.model.encode(), meta.tenant.encode(), meta.name + size
-
-
 def _encode(
     kind: RecordKind,
     place: Place,
@@ -251,8 +218,8 @@ def _decode(
             num_tokens=num_tokens,
             model=model,
             tenant=tenant,
-            name=named[:-_SIZE_BYTES],
-            value_bytes=int.from_bytes(named[-_SIZE_BYTES:], "little"),
+            name=named[:-SIZE_BYTES],
+            value_bytes=int.from_bytes(named[-SIZE_BYTES:], "little"),
         )
         block = BlockRecord(meta, length, num_layers, version, checksum, created_s)
     return Header(kind, place, body_offset, body_bytes, block, version, namespace, checksum)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.protocol.prefix_hash import HASH_BYTES
+from daemons.store.lower import BlockRecord
 from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
 from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.record import (
     MAX_READ_DELETES,
-    BlockRecord,
     Header,
     Place,
     TombstoneRecord,

@@ -1,9 +1,10 @@
 """What an SSD tier is told, and what it counts."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from daemons.core.errors import ConfigError
 from daemons.core.units import GIB, MIB, format_size
+from daemons.store.lower.state import TierCounters
 from daemons.store.ssd.files import ALIGN
 
 MIN_BUCKETS = 4
@@ -49,32 +50,13 @@ class SsdSettings:
 
 
 @dataclass(slots=True)
-class SsdCounters:
-    """Since the tier was opened."""
+class SsdCounters(TierCounters):
+    """Bytes put are those of records, so with headers and padding."""
 
-    put_blocks: int = 0
-    put_bytes: int = 0
-    """Of records, so with headers and padding."""
-    copied_blocks: int = 0
-    copied_bytes: int = 0
-    """Written again by eviction and compaction: (put + copied) / put is the write amplification."""
-    read_blocks: int = 0
-    read_bytes: int = 0
-    deleted_blocks: int = 0
-    evicted_blocks: int = 0
-    bad_blocks: int = 0
-    """Failed their checksum, and were dropped."""
     commits: int = 0
     reclaimed_buckets: int = 0
-    read_errors: int = 0
-    write_errors: int = 0
-    refused_puts: int = 0
-    recovered_blocks: int = 0
     damaged_bytes: int = 0
     torn_bytes: int = 0
     torn_records: int = 0
     scanned_buckets: int = 0
     """Without a footer at the start: after a crash, or of an earlier version."""
-
-    def as_dict(self) -> dict[str, int]:
-        return {counter.name: getattr(self, counter.name) for counter in fields(self)}

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from daemons.core.ids import BlockHash
-from daemons.store.ssd.log_writer import Append, begun
-from daemons.store.ssd.record import MAX_DELETES, BlockRecord, RecordKind, TombstoneRecord
+from daemons.store.lower import BlockRecord
+from daemons.store.lower.waiting import begun
+from daemons.store.ssd.log_writer import Append
+from daemons.store.ssd.record import MAX_DELETES, RecordKind, TombstoneRecord
 
 _MAX_UNCERTAIN = 100_000
 """Beyond it every delete is logged."""

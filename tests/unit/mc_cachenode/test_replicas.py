@@ -12,7 +12,8 @@ from kit.index_records import HEADER
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, Incarnation
 from daemons.mc_cachenode.pull import is_intact
-from daemons.mc_cachenode.replicas import VERSION, Replica, ReplicaTable, wall_ms
+from daemons.mc_cachenode.replica import VERSION, Replica, wall_ms
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.pin import Pin
 from daemons.store import index_log
@@ -174,7 +175,7 @@ def test_a_node_that_helps_itself_keeps_hard_pins_and_gives_up_soft_ones_last() 
         Pin(hash=meta(1).hash, is_hard=False, ttl_ms=60_000, is_own=False),
         Pin(hash=meta(2).hash, is_hard=True, ttl_ms=1),
     ]
-    replicas.pins.hold(pins, Incarnation(3), now_s=now_s - 0.01, now_ms=wall_ms())
+    replicas.remembered.pins.hold(pins, Incarnation(3), now_s=now_s - 0.01, now_ms=wall_ms())
     went = []
     for number in range(8, 15):
         went += replicas.make_room(3840, NUM_LAYERS)
@@ -182,8 +183,8 @@ def test_a_node_that_helps_itself_keeps_hard_pins_and_gives_up_soft_ones_last() 
     assert went == [meta(number).hash for number in (2, 3, 4, 5, 6, 7, 1)]
     assert replicas.make_room(3840, NUM_LAYERS) == []
     assert replicas.writing_bytes == 7 * 3840
-    assert replicas.pins.news_for(Incarnation(3), now_s=now_s) == []
-    (told,) = replicas.pins.news_for(Incarnation(4), now_s=now_s + 20)
+    assert replicas.remembered.pins.news_for(Incarnation(3), now_s=now_s) == []
+    (told,) = replicas.remembered.pins.news_for(Incarnation(4), now_s=now_s + 20)
     assert (told.hash, told.is_hard) == (meta(0).hash, True)
     assert 39_000 < told.ttl_ms <= 40_000
     segment.close()

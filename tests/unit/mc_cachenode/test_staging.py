@@ -9,15 +9,16 @@ import pytest
 from daemons.core.clock import ManualClock
 from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId, StageId
-from daemons.mc_cachenode.replicas import Replica, ReplicaTable
+from daemons.mc_cachenode.replica import Replica
+from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.staging import Staging, StagingParts
 from daemons.protocol.block import BlockLocation, BlockMeta, Stage, StageReply
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.rpc import Loop
+from daemons.store.lower import BlockRecord
 from daemons.store.promotion import Promotion
 from daemons.store.read_rate import ReadRate
 from daemons.store.segment import Segment
-from daemons.store.ssd import BlockRecord
 
 LENGTH = 100_000
 SLOT = LENGTH + 64

@@ -14,7 +14,8 @@ from unit.store.ssd.made_blocks import key, make_block
 
 from daemons.core.clock import ManualClock
 from daemons.core.ids import BlockHash
-from daemons.store.ssd import BlockRecord, SsdSettings, SsdTier
+from daemons.store.lower import BlockRecord
+from daemons.store.ssd import SsdSettings, SsdTier
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.index import Location

@@ -10,8 +10,9 @@ from unit.store.ssd.made_blocks import key, make_block
 from daemons.core.errors import NotFound
 from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
+from daemons.store.lower import BlockRecord
 from daemons.store.seal import BadSeal
-from daemons.store.ssd import BlockRecord, SsdSettings, SsdTier
+from daemons.store.ssd import SsdSettings, SsdTier
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.record import block_layout
