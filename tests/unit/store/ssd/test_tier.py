@@ -364,7 +364,7 @@ def test_bug_in_the_writer_is_told_to_whoever_waits(caplog: pytest.LogCaptureFix
     assert isinstance(put.exception(WAIT_S), Unavailable)
     assert tier._thread is not None
     tier._thread.join(WAIT_S)
-    assert "ssd writer ended" in caplog.text
+    assert "writer ended of=the SSD" in caplog.text
     with pytest.raises(Unavailable):
         tier.put(*make_block(2))
     disk.fault = lambda _: None
