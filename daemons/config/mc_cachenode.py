@@ -7,7 +7,6 @@ import msgspec
 from daemons.config.base import Section
 from daemons.config.common import (
     Count,
-    Directory,
     LogSection,
     MasterLinkSection,
     Metrics,
@@ -35,8 +34,9 @@ class SegmentSection(Section, frozen=True, kw_only=True):
     """The memory this node lends."""
 
     size: Size = "2GiB"
-    directory: Directory = "/dev/shm"
-    """A tmpfs; the segment is one file in it, fully allocated at start, with the index of its blocks beside it."""
+    directory: str = "/dev/shm"
+    """A tmpfs; the segment is one file in it, fully allocated at start, with the index of its blocks beside it. Empty:
+    memory without a file, which systemd keeps from one process of the unit to the next and frees when it is stopped."""
     keep: bool = True
     """Leave segment and index there when the node ends, for the next start with the same node.id, size and directory:
     its blocks are back after a crash, a restart or an upgrade. The memory is taken until the files are removed. With

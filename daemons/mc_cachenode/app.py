@@ -28,6 +28,7 @@ from daemons.protocol.replication import CopyFailed
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
+from daemons.service.fd_store import FdStore
 from daemons.service.identity import master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer, count_refusals
@@ -81,15 +82,18 @@ class CachenodeApp:
             wants_rdma="rdma" in config.transfer.transports, override=topology
         )
         opened: list[OpenedTier] = []
+        fd_store = FdStore()
         try:
             opened = open_lower(config, self._on_dropped, self._on_found)
-            self._storage = open_storage(config.segment, self._node, self._on_lost)
+            self._storage = open_storage(config.segment, self._node, self._on_lost, fd_store)
         except BaseException:
             self._engine.close()  # or its socket's file stays
             for tier in opened:
                 tier.store.close()
             raise
         self._segment, self._replicas = self._storage.segment, self._storage.replicas
+        for name in fd_store.names():  # of a segment that the config no longer has
+            fd_store.forget(name)
         self._is_closed = threading.Event()
         if not config.segment.prefault:
             # Puts that come before it is through pay for their own page faults.
@@ -235,7 +239,7 @@ class CachenodeApp:
     def _describe(self) -> NodeDescription:
         segment = SegmentDescription(
             region=self._region,
-            path=str(self._storage.path),
+            path=str(self._storage.place.path or ""),
             capacity_bytes=self._segment.slots.capacity_bytes,
         )
         return NodeDescription(

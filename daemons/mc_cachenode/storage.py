@@ -1,14 +1,12 @@
-"""This node's memory as files: the segment and, beside it, the index by which a later process takes its blocks over.
+"""This node's memory: the segment and, beside it, the index by which a later process takes its blocks over.
 
-Both are kept when the process ends in whatever way, unless `segment.keep` is off. The lock on the segment's file
-guards both; it ends with the process.
+Both are kept when the process ends in whatever way, unless `segment.keep` is off: see places. Of files, the lock on the
+segment's guards both; it ends with the process.
 """
 
-import contextlib
 import gc
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,20 +16,21 @@ from typing import Final
 from daemons.config.common import size_bytes
 from daemons.config.mc_cachenode import SegmentSection
 from daemons.config.segment_cut import SLOT_ALIGN
-from daemons.core.errors import ConfigError, TransferError
+from daemons.core.errors import TransferError
 from daemons.core.ids import NodeId
 from daemons.core.units import MIB, format_size
+from daemons.mc_cachenode.places import DirectoryPlace, FdStorePlace, Place
 from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.service.fd_store import FdStore
 from daemons.store.index_format import (
     IndexContents,
     IndexHeader,
     IndexReader,
-    WrongIndex,
     replay,
 )
 from daemons.store.index_log import IndexLog
 from daemons.store.segment import Segment
-from daemons.transfer import prefault, reopen_shared
+from daemons.transfer import prefault
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Storage:
     segment: Segment
     replicas: ReplicaTable
     index: IndexLog | None
-    path: Path
+    place: Place
 
     @property
     def is_index_written(self) -> bool:
@@ -57,23 +56,22 @@ class Storage:
 
     def close(self) -> None:
         self.replicas.flush()
-        self.segment.memory.is_kept = self.is_index_written  # without an index it is of no use
+        is_kept = self.is_index_written  # without an index it is of no use
+        self.segment.memory.is_kept = is_kept
         if self.index is not None:
             self.index.close()
-        if self.segment.memory.is_kept:
+        if is_kept:
             log.info(
-                "segment kept path=%s size=%s blocks=%d; remove the file to free the memory",
-                self.path,
+                "segment kept path=%s size=%s blocks=%d; %s",
+                self.place.path or "fd store",
                 format_size(self.segment.slots.capacity_bytes),
                 self.replicas.num_sealed,
+                "remove the file to free the memory"
+                if self.place.path
+                else "systemd frees the memory when the unit is stopped",
             )
+        self.place.close(is_kept=is_kept)
         self.segment.close()
-        _remove_if_empty(self.path.parent)
-
-
-def _remove_if_empty(directory: Path) -> None:
-    with contextlib.suppress(OSError):
-        directory.rmdir()
 
 
 def segment_path(config: SegmentSection, node: NodeId) -> Path:
@@ -81,41 +79,37 @@ def segment_path(config: SegmentSection, node: NodeId) -> Path:
     return Path(config.directory) / f"mooncake-{os.getuid()}" / f"{node.replace('/', '_')}.segment"
 
 
-def open_storage(config: SegmentSection, node: NodeId, on_lost: OnLost) -> Storage:
+def open_storage(
+    config: SegmentSection, node: NodeId, on_lost: OnLost, fd_store: FdStore
+) -> Storage:
     """With all blocks of the process before, where it kept them. Raises ConfigError, Exhausted."""
-    path = segment_path(config, node)
-    _check_directory(path.parent)
-    index_path = path.with_suffix(".index")
-    segment = _reopen(config, path) if config.keep else None
+    place = _place(config, node, fd_store)
+    keeps = config.keep and place.does_keep
+    segment = _reopen(config, place) if keeps else None
     if segment is None:
-        segment = _create(config, path)
-        with contextlib.suppress(OSError):
-            index_path.unlink(missing_ok=True)  # only now that the lock is ours
-    segment.memory.is_kept = config.keep
+        segment = _create(config, place)
+    segment.memory.is_kept = keeps
     if config.prefault:
         prefault(segment.array)
     replicas = ReplicaTable(segment)
-    if not config.keep:
-        return Storage(segment, replicas, None, path)
+    if not keeps:
+        return Storage(segment, replicas, None, place)
     header = IndexHeader(node, segment.slots.capacity_bytes, segment.slots.slab_bytes)
     with _no_collections():
-        _take_over(replicas, _read_index(index_path, header, on_lost), on_lost)
-        index = IndexLog(index_path, header, replicas)
+        _take_over(replicas, _read_index(place, header, on_lost), on_lost)
+        index = IndexLog(place.index, header, replicas)
     replicas.keep_in(index)
-    return Storage(segment, replicas, index, path)
+    return Storage(segment, replicas, index, place)
 
 
-def _check_directory(directory: Path) -> None:
-    """Whoever owns it could put any file in the place of ours. Raises ConfigError."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = directory.lstat()
-    except OSError as error:
-        raise ConfigError(f"cannot create {directory}: {error.strerror}") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise ConfigError(
-            f"{directory} is no directory of this user; remove it, or choose another segment.directory"
+def _place(config: SegmentSection, node: NodeId, fd_store: FdStore) -> Place:
+    if config.directory:
+        return DirectoryPlace(segment_path(config, node))
+    if config.keep and not fd_store.is_there:
+        log.warning(
+            "blocks end with this process: `segment.directory` is empty, and no systemd keeps its memory"
         )
+    return FdStorePlace(fd_store, node)
 
 
 @contextmanager
@@ -142,44 +136,30 @@ def _take_over(replicas: ReplicaTable, contents: IndexContents, on_lost: OnLost)
         log.warning("blocks lost num=%d why=their slots hold something else now", num_lost)
 
 
-def _reopen(config: SegmentSection, path: Path) -> Segment | None:
+def _reopen(config: SegmentSection, place: Place) -> Segment | None:
     """None where there is nothing to take over."""
     capacity = size_bytes(config.size, "segment.size") // SLOT_ALIGN * SLOT_ALIGN
     try:
-        memory = reopen_shared(path, capacity)
+        memory = place.reopen(capacity)
     except TransferError as error:
-        log.warning("segment starts empty path=%s why=%s", path, error.message)
+        log.warning("segment starts empty path=%s why=%s", place.path or "fd store", error.message)
         return None
     return None if memory is None else Segment(memory)
 
 
-def _create(config: SegmentSection, path: Path) -> Segment:
+def _create(config: SegmentSection, place: Place) -> Segment:
     def report(done: int, total: int) -> None:
         log.info("segment allocated=%s of=%s", format_size(done), format_size(total))
 
-    try:
-        return Segment.create(size_bytes(config.size, "segment.size"), path, progress=report)
-    except BaseException:
-        _remove_if_empty(path.parent)
-        raise
+    return place.create(size_bytes(config.size, "segment.size"), report)
 
 
-def _index_bytes(path: Path, segment_bytes: int) -> bytes:
-    """Raises OSError, WrongIndex."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise WrongIndex("it is no file")
-        if status.st_size > segment_bytes + _MAX_INDEX_BYTES:
-            raise WrongIndex(f"it has {format_size(status.st_size)}, more than any index")
-        return file.read()
-
-
-def _read_index(path: Path, header: IndexHeader, on_lost: OnLost) -> IndexContents:
+def _read_index(place: Place, header: IndexHeader, on_lost: OnLost) -> IndexContents:
     """Whatever the file holds, only what verifies is returned; what does not is logged and counted."""
+    path = place.index.name
     try:
-        reader = IndexReader(_index_bytes(path, header.segment_bytes), header)
+        data = place.read_index(header.segment_bytes + _MAX_INDEX_BYTES)
+        reader = IndexReader(data, header)
     except FileNotFoundError:
         return IndexContents()
     except (OSError, TransferError) as error:

@@ -2,9 +2,10 @@
 
 import os
 import socket
+from collections.abc import Sequence
 
 
-def notify(*fields: str) -> None:
+def notify(*fields: str, fds: Sequence[int] = ()) -> None:
     """Send e.g. "READY=1", "STATUS=...". Never raises: a lost notification must not end a daemon."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -13,7 +14,12 @@ def notify(*fields: str) -> None:
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.sendto("\n".join(fields).encode(), address)
+            sender.connect(address)
+            message = ["\n".join(fields).encode()]
+            if fds:
+                socket.send_fds(sender, message, list(fds))
+            else:
+                sender.sendmsg(message)
     except OSError:
         return
 

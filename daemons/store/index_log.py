@@ -6,15 +6,14 @@ a block is recorded after its bytes and trailer are in the slot, and `flush`ed b
 hold half a block; and were it lost or wrong, the trailer in the slot would not fit it.
 """
 
-import contextlib
 import logging
 import os
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Protocol
 
 from daemons.core.ids import BlockHash
+from daemons.store.index_files import IndexFiles
 from daemons.store.index_format import (
     ClearedRecord,
     DeadRecord,
@@ -60,8 +59,8 @@ class LiveBlocks(Protocol):
 class IndexLog:
     """Starts as a new file that replaces an old one. One thread."""
 
-    def __init__(self, path: Path, header: IndexHeader, live: LiveBlocks) -> None:
-        self.path = path
+    def __init__(self, files: IndexFiles, header: IndexHeader, live: LiveBlocks) -> None:
+        self._files = files
         self._header = header
         self._live = live
         self._pending: list[bytes] = []
@@ -156,14 +155,12 @@ class IndexLog:
             self._num_draft_records += num_records
             self._copy_some(num_records)
         except OSError as error:
-            log.warning("index not compacted path=%s why=%s", self.path, error.strerror)
+            log.warning("index not compacted path=%s why=%s", self._files.name, error.strerror)
             self._drop_draft()
             self._compact_at = 2 * self.num_garbage
 
     def _begin_draft(self) -> None:
-        self._draft_path.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._draft = os.open(self._draft_path, flags, 0o600)
+        self._draft = self._files.new_draft()
         cleared = [encode_record(record) for record in self._live.cleared()]
         cleared += [encode_record(record) for record in self._live.dead()]
         cleared += [encode_record(record) for record in self._live.pinned()]
@@ -182,7 +179,7 @@ class IndexLog:
             self._end_draft()
 
     def _end_draft(self) -> None:
-        self._draft_path.replace(self.path)
+        self._files.replace(self._draft)
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._draft = self._draft, -1
@@ -193,13 +190,13 @@ class IndexLog:
         if self._draft >= 0:
             os.close(self._draft)
             self._draft = -1
-            _remove(self._draft_path)
+            self._files.drop_draft()
 
     def _give_up(self, error: OSError) -> None:
         """A file that misses a record could claim what is gone, so there will be none."""
         log.error(
             "index given up path=%s why=%s: this node's blocks will not outlive it; make room there, then restart it",
-            self.path,
+            self._files.name,
             error.strerror,
         )
         self._drop_draft()
@@ -207,17 +204,7 @@ class IndexLog:
             os.close(self._fd)
             self._fd = -1
         self._pending.clear()
-        _remove(self.path)
-
-    @property
-    def _draft_path(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.new")
-
-
-def _remove(path: Path) -> None:
-    """Where that is not possible it stays: what it claims is held against the trailers."""
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        self._files.remove()
 
 
 def _write(fd: int, data: bytes) -> None:

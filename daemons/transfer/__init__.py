@@ -6,7 +6,13 @@ from daemons.transfer.capability import BadCapability, Capability
 from daemons.transfer.engine import TransferEngine
 from daemons.transfer.generation import GenerationTable
 from daemons.transfer.handle import Handle, SliceStatus
-from daemons.transfer.memory import SharedMemory, allocate_shared, host_id, reopen_shared
+from daemons.transfer.memory import (
+    SharedMemory,
+    adopt_shared,
+    allocate_shared,
+    host_id,
+    reopen_shared,
+)
 from daemons.transfer.notifications import Notification
 from daemons.transfer.prefault import prefault, prefault_in_background
 from daemons.transfer.regions import Pinned
@@ -45,6 +51,7 @@ __all__ = [
     "View",
     "Write",
     "WriteBatch",
+    "adopt_shared",
     "allocate_shared",
     "as_bytes",
     "contiguous",

@@ -101,12 +101,35 @@ def reopen_shared(path: Path, size_bytes: int) -> SharedMemory | None:
         raise
 
 
+def adopt_shared(fd: int, size_bytes: int) -> SharedMemory:
+    """A memfd of `allocate_shared` that outlived its process, with its bytes; closed where it is of no use.
+
+    Raises TransferError.
+    """
+    try:
+        _check_kept(os.fstat(fd), size_bytes)
+        _check_sealed(fd)
+        return SharedMemory(fd, size_bytes, None)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def _check_kept(status: os.stat_result, size_bytes: int) -> None:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
         raise TransferError("it is no file of this user")
     if status.st_size != size_bytes:
         now, then = format_size(size_bytes), format_size(status.st_size)
         raise TransferError(f"it has {then} and is now to have {now}")
+
+
+def _check_sealed(fd: int) -> None:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # no memfd
+        seals = 0
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise TransferError("it is not sealed against shrinking")
 
 
 def _check_room(name: str, size_bytes: int) -> None:

@@ -17,6 +17,7 @@ from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.pin import Pin
 from daemons.store import index_log
+from daemons.store.index_files import IndexInDirectory
 from daemons.store.index_format import IndexReader, replay
 from daemons.store.index_log import IndexLog
 from daemons.store.seal import Trailer, layer_checksums, seal
@@ -63,7 +64,7 @@ class Node:
         if self.index_path.exists():
             records = list(replay(IndexReader(self.index_path.read_bytes(), HEADER)).live.values())
             self.num_lost = self.replicas.restore(records)
-        self.index = IndexLog(self.index_path, HEADER, self.replicas)
+        self.index = IndexLog(IndexInDirectory(self.index_path), HEADER, self.replicas)
         self.replicas.keep_in(self.index)
 
     def put(self, number: int, length: int, content: int) -> None:

@@ -10,6 +10,7 @@ from daemons.config.mc_cachenode import SegmentSection
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId
 from daemons.mc_cachenode.storage import open_storage, segment_path
+from daemons.service.fd_store import FdStore
 
 NODE = NodeId("node-a")
 
@@ -21,7 +22,7 @@ def section(directory: Path) -> SegmentSection:
 def open_and_close(directory: Path) -> list[str]:
     """What was lost."""
     lost: list[str] = []
-    storage = open_storage(section(directory), NODE, lambda what, _: lost.append(what))
+    storage = open_storage(section(directory), NODE, lambda what, _: lost.append(what), FdStore())
     try:
         assert storage.replicas.num_sealed == 0
     finally:

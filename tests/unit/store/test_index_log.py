@@ -13,6 +13,7 @@ from kit.index_records import HEADER, sealed
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockFilter
 from daemons.store import index_log
+from daemons.store.index_files import IndexInDirectory
 from daemons.store.index_format import (
     ClearedRecord,
     DeadRecord,
@@ -75,7 +76,7 @@ class LogMachine(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.path = Path(self.directory.name) / "a.index"
         self.slots = Slots()
-        self.log = IndexLog(self.path, HEADER, self.slots)
+        self.log = IndexLog(IndexInDirectory(self.path), HEADER, self.slots)
         self.flushed: dict[BlockHash, SealedRecord] = {}
 
     @rule(numbers=st.lists(st.integers(1, 12), min_size=1, max_size=20), offset=st.integers(0, 99))
@@ -109,7 +110,7 @@ class LogMachine(RuleBasedStateMachine):
         if self.log._draft >= 0:
             os.close(self.log._draft)
         self.slots.records = found
-        self.log = IndexLog(self.path, HEADER, self.slots)
+        self.log = IndexLog(IndexInDirectory(self.path), HEADER, self.slots)
         self.flushed = dict(found)
         assert load(self.path) == found
 
@@ -130,7 +131,7 @@ class TestLog(LogMachine.TestCase):  # type: ignore[name-defined,misc]  # made b
 
 def test_file_stays_near_what_is_live(tmp_path: Path) -> None:
     slots, path = Slots(), tmp_path / "a.index"
-    log = IndexLog(path, HEADER, slots)
+    log = IndexLog(IndexInDirectory(path), HEADER, slots)
     for number in range(1, 4):
         slots.seal(log, sealed(number))
     largest = 0
@@ -149,7 +150,7 @@ def test_file_stays_near_what_is_live(tmp_path: Path) -> None:
 
 def test_frees_are_in_the_file_before_a_slot_is_handed_out(tmp_path: Path) -> None:
     slots, path = Slots(), tmp_path / "a.index"
-    log = IndexLog(path, HEADER, slots)
+    log = IndexLog(IndexInDirectory(path), HEADER, slots)
     slots.seal(log, sealed(1))
     log.flush_frees()
     assert not load(path), "nothing was freed, nothing needs to be written"
@@ -164,7 +165,7 @@ def test_index_that_cannot_be_written_is_removed_and_the_node_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slots, path = Slots(), tmp_path / "a.index"
-    log = IndexLog(path, HEADER, slots)
+    log = IndexLog(IndexInDirectory(path), HEADER, slots)
     slots.seal(log, sealed(1))
     log.flush()
 
@@ -188,7 +189,7 @@ def test_no_room_to_compact_is_no_reason_to_give_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots, path = Slots(), tmp_path / "a.index"
-    log = IndexLog(path, HEADER, slots)
+    log = IndexLog(IndexInDirectory(path), HEADER, slots)
     write = os.write
 
     def full(fd: int, data: bytes) -> int:

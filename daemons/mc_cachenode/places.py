@@ -1,0 +1,189 @@
+"""Where a segment and its index lie to outlive the process: files of a tmpfs, or memory in systemd's fd store.
+
+A file is there for every later process until somebody removes it. What only the fd store holds no path leads to, cannot
+be cut short, and is free again when the unit is stopped.
+"""
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import Final, Protocol
+
+from daemons.core.errors import ConfigError
+from daemons.core.units import format_size
+from daemons.service.fd_store import FdStore
+from daemons.store.index_files import IndexFiles, IndexInDirectory
+from daemons.store.index_format import WrongIndex
+from daemons.store.segment import Segment
+from daemons.transfer import SharedMemory, adopt_shared, reopen_shared
+from daemons.transfer.memory import Progress
+
+_SEGMENT: Final = "segment"
+_INDEX: Final = "index"
+
+
+class Place(Protocol):
+    """Of one segment and its index."""
+
+    index: IndexFiles
+    path: Path | None
+    """Of the segment, where a path leads to it."""
+    does_keep: bool
+    """Whether a later process finds anything here."""
+
+    def reopen(self, size_bytes: int) -> SharedMemory | None:
+        """What the process before left; None where nothing is. Raises TransferError where it is of no use."""
+
+    def create(self, size_bytes: int, progress: Progress) -> Segment:
+        """Empty, in place of what was left. Raises ConfigError, Exhausted."""
+
+    def read_index(self, max_bytes: int) -> bytes:
+        """Raises FileNotFoundError where there is none, OSError, WrongIndex."""
+
+    def close(self, *, is_kept: bool) -> None:
+        """Before the memory is closed: it and the index are to be found by the next process, or given up."""
+
+
+class DirectoryPlace:
+    """`path`, and beside it the index, in a directory of this user alone."""
+
+    does_keep = True
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError."""
+        _check_directory(path.parent)
+        self.path: Path | None = path
+        self._segment_path = path
+        self._index_path = path.with_suffix(".index")
+        self.index: IndexFiles = IndexInDirectory(self._index_path)
+
+    def reopen(self, size_bytes: int) -> SharedMemory | None:
+        return reopen_shared(self._segment_path, size_bytes)
+
+    def create(self, size_bytes: int, progress: Progress) -> Segment:
+        try:
+            segment = Segment.create(size_bytes, self._segment_path, progress=progress)
+        except BaseException:
+            self._remove_if_empty()
+            raise
+        self.index.remove()  # only now that the lock is ours
+        return segment
+
+    def read_index(self, max_bytes: int) -> bytes:
+        fd = os.open(self._index_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            _check_index(os.fstat(fd), max_bytes)
+            return file.read()
+
+    def close(self, *, is_kept: bool) -> None:
+        """The memory's own close removes the file where it is not kept."""
+        if not is_kept:
+            self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        with contextlib.suppress(OSError):
+            self._segment_path.parent.rmdir()
+
+
+class FdStorePlace:
+    """Memory without a name. Where systemd did not start this process it ends with it."""
+
+    path: Path | None = None
+
+    def __init__(self, fd_store: FdStore, prefix: str) -> None:
+        """`prefix` is of the descriptors' names, one for each segment of a unit."""
+        self._fd_store = fd_store
+        self._name = f"{prefix}-{_SEGMENT}"
+        self._index = _IndexInFdStore(fd_store, f"{prefix}-{_INDEX}-")
+        self.index: IndexFiles = self._index
+        self.does_keep = fd_store.is_there
+
+    def reopen(self, size_bytes: int) -> SharedMemory | None:
+        fd = self._fd_store.take(self._name)
+        return None if fd is None else adopt_shared(fd, size_bytes)
+
+    def create(self, size_bytes: int, progress: Progress) -> Segment:
+        self._forget()
+        # What was left is as large as the new one: there may be no room for both.
+        self._fd_store.wait_until_heard()
+        segment = Segment.create(size_bytes, progress=progress)
+        self._fd_store.keep(self._name, segment.memory.fd)
+        return segment
+
+    def read_index(self, max_bytes: int) -> bytes:
+        fd = self._index.take_latest()
+        with os.fdopen(fd, "rb") as file:
+            _check_index(os.fstat(fd), max_bytes)
+            file.seek(0)  # the offset is shared with who wrote it
+            return file.read()
+
+    def close(self, *, is_kept: bool) -> None:
+        if not is_kept:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.index.remove()
+        self._fd_store.forget(self._name)
+
+
+class _IndexInFdStore:
+    """Versions have numbers in their names: should two be there, the higher is the later one, and complete."""
+
+    def __init__(self, fd_store: FdStore, prefix: str) -> None:
+        self.name = f"fd store {prefix}*"
+        self._fd_store = fd_store
+        self._prefix = prefix
+        self._left = sorted(
+            int(name.removeprefix(prefix))
+            for name in fd_store.names()
+            if name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+        )
+        self._number = self._left[-1] if self._left else 0
+
+    def take_latest(self) -> int:
+        fd = self._fd_store.take(f"{self._prefix}{self._number}")
+        if fd is None:
+            raise FileNotFoundError
+        return fd
+
+    def new_draft(self) -> int:
+        return os.memfd_create("mooncake-index", os.MFD_CLOEXEC)
+
+    def replace(self, draft: int) -> None:
+        self._number += 1
+        self._fd_store.keep(f"{self._prefix}{self._number}", draft)
+        self._forget_left()
+        self._left = [self._number]
+
+    def drop_draft(self) -> None:
+        """It was never kept, and is closed."""
+
+    def remove(self) -> None:
+        self._forget_left()
+        self._left = []
+
+    def _forget_left(self) -> None:
+        for number in self._left:
+            self._fd_store.forget(f"{self._prefix}{number}")
+
+
+def _check_directory(directory: Path) -> None:
+    """Whoever owns it could put any file in the place of ours. Raises ConfigError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.lstat()
+    except OSError as error:
+        raise ConfigError(f"cannot create {directory}: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ConfigError(
+            f"{directory} is no directory of this user; remove it, or choose another segment.directory"
+        )
+
+
+def _check_index(status: os.stat_result, max_bytes: int) -> None:
+    """Raises WrongIndex."""
+    if not stat.S_ISREG(status.st_mode):
+        raise WrongIndex("it is no file")
+    if status.st_size > max_bytes:
+        raise WrongIndex(f"it has {format_size(status.st_size)}, more than any index")
