@@ -94,6 +94,8 @@ def _check_segment(item: Loaded) -> Iterator[Finding]:
     if not isinstance(item.config, CachenodeConfig):
         return
     segment = item.config.segment
+    if not segment.directory:
+        return  # no file: what all take together is looked at above
     wanted, place = size_bytes(segment.size, "segment.size"), Path(segment.directory)
     found = file_system(place) if place.is_dir() else None
     what = f"`segment.directory` of {item.path}"
