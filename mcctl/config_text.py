@@ -66,6 +66,7 @@ _FORM_WORDS: Final = {
     "host": "an address",
     "hosts": "a list of addresses, no wildcard",
     "path": "a path",
+    "path_or_empty": 'a path, or ""',
     "device": "cpu or cuda:N",
     "size": 'a size such as "512MiB", or bytes',
 }

@@ -26,6 +26,7 @@ Endpoint = Annotated[str, msgspec.Meta(extra={"form": "endpoint"})]
 Metrics = Annotated[str, msgspec.Meta(extra={"form": "host_port_or_empty"})]
 Host = Annotated[str, msgspec.Meta(extra={"form": "host"})]
 Directory = Annotated[str, msgspec.Meta(extra={"form": "path"})]
+DirectoryOrNone = Annotated[str, msgspec.Meta(extra={"form": "path_or_empty"})]
 Size = Annotated[str | int, msgspec.Meta(extra={"form": "size"})]
 """Bytes: a number, or text such as "512MiB"."""
 

@@ -106,6 +106,9 @@ FORMS: Final[Mapping[str, Form]] = {
     "key": Form("64 hex digits", is_public_key),
     "key_or_empty": Form('64 hex digits, or ""', lambda t: not t or is_public_key(t)),
     "path": Form("the path of a directory", lambda text: bool(text.strip())),
+    "path_or_empty": Form(
+        'the path of a directory, or ""', lambda text: not text or bool(text.strip())
+    ),
     "device": Form("cpu or cuda:N", lambda text: _DEVICE.fullmatch(text) is not None),
     "size": Form('more than 0 bytes, a number or a text such as "512MiB"', _is_size),
     "seconds": Form(

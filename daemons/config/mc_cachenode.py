@@ -7,6 +7,7 @@ import msgspec
 from daemons.config.base import Section
 from daemons.config.common import (
     Count,
+    DirectoryOrNone,
     LogSection,
     MasterLinkSection,
     Metrics,
@@ -34,7 +35,7 @@ class SegmentSection(Section, frozen=True, kw_only=True):
     """The memory this node lends."""
 
     size: Size = "2GiB"
-    directory: str = "/dev/shm"
+    directory: DirectoryOrNone = "/dev/shm"
     """A tmpfs; the segment is one file in it, fully allocated at start, with the index of its blocks beside it. Empty:
     memory without a file, which systemd keeps from one process of the unit to the next and frees when it is stopped."""
     keep: bool = True
