@@ -53,6 +53,11 @@ class ClusterOptions:
     """A tier below DRAM there, which stays like the segments' files; None: none."""
     ssd_capacity: str = "8GiB"
     http_port: int | None = None
+    paced: str | None = None
+    """A hardware profile: instances take its times instead of computing. None: they compute."""
+    ttft_slo_s: float = 0.0
+    tbt_slo_s: float = 0.0
+    """Who is predicted to miss an objective is rejected; 0: nobody for this one."""
     overrides: Mapping[Role, Tables] = field(default_factory=dict)
 
 
@@ -100,6 +105,10 @@ def plan_cluster(
                     "state_dir": str(directory / "state"),
                 }
                 tables["pool"] = {"replicas": options.replicas}
+                tables["conductor"] = {
+                    "ttft_slo_s": options.ttft_slo_s,
+                    "tbt_slo_s": options.tbt_slo_s,
+                }
             else:
                 tables["master"] = {"endpoint": master}
             if role in ("cachenode", "prefill", "decode"):
@@ -109,8 +118,7 @@ def plan_cluster(
                 tables["node"] |= {"domain": node_id} if options.replicas > 1 else {}
                 tables |= _memory_tables(options, scratch[1] / node_id)
             elif role in ("prefill", "decode"):
-                tables["model"] = {"path": str(options.model), "name": model_name}
-                tables["engine"] = {"dtype": options.dtype, "kv_memory": options.kv_memory}
+                tables |= _instance_tables(options)
             elif role == "gateway":
                 tables["models"] = {model_name: str(options.model)}
                 tables["http"] = {"port": http_port}
@@ -125,6 +133,16 @@ def plan_cluster(
     add("decode", options.num_decode)
     add("gateway", 1)
     return ClusterPlan(master, events, f"http://127.0.0.1:{http_port}", tuple(daemons), scratch)
+
+
+def _instance_tables(options: ClusterOptions) -> Tables:
+    engine: dict[str, Value] = {"dtype": options.dtype, "kv_memory": options.kv_memory}
+    if options.paced is not None:
+        engine |= {"kind": "paced", "profile": options.paced}
+    return {
+        "model": {"path": str(options.model), "name": options.model.name},
+        "engine": engine,
+    }
 
 
 def _memory_tables(options: ClusterOptions, scratch: Path) -> Tables:

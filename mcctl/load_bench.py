@@ -66,6 +66,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     tbt_slo_s: float
     goodput: float
     """Share of all requests that met both objectives."""
+    good_per_s: float
+    """So many of these a second, until the last answer."""
     ttft_s: Spread
     tbt_s: Spread
     """Of a request: the mean of its slowest tenth of gaps."""
@@ -183,6 +185,7 @@ def _result(source: str, plan: LoadPlan, sent: Sequence[_Sent], makespan_s: floa
         ttft_slo_s=slo.ttft_s,
         tbt_slo_s=slo.tbt_s,
         goodput=good / len(sent),
+        good_per_s=good / makespan_s,
         ttft_s=spread(ttfts),
         tbt_s=spread(tbts),
         prompt_tokens=prompt_tokens,
@@ -222,8 +225,8 @@ def load_rows(result: LoadResult) -> list[tuple[str, str]]:
         ("TBT p50, p90, p99", _three(tbt)),
         (
             "goodput",
-            f"{result.goodput:.0%} within {format_duration(result.ttft_slo_s)} to the first token, "
-            f"{format_duration(result.tbt_slo_s)} between tokens",
+            f"{result.goodput:.0%}, {result.good_per_s:.2f}/s, within {format_duration(result.ttft_slo_s)} to the "
+            f"first token, {format_duration(result.tbt_slo_s)} between tokens",
         ),
         ("output", f"{result.output_tokens_per_s:.0f} tokens/s"),
         ("reused", f"{result.reused_fraction:.0%} of {result.prompt_tokens} prompt tokens"),

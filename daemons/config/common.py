@@ -129,6 +129,11 @@ class ModelSection(Section, frozen=True, kw_only=True):
 class EngineSection(Section, frozen=True, kw_only=True):
     """How an instance computes. Instances share KV only when dtype, block_tokens and threads are equal."""
 
+    kind: Literal["torch", "paced"] = "torch"
+    """torch runs the model. paced is for rehearsals: it takes the times that `profile` states and answers nonsense; of
+    model.path it reads config.json alone."""
+    profile: str = "a800x8-llama-70b"
+    """Of a paced engine: a hardware profile of mcctl simulate by name, or its TOML file."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: Annotated[str, msgspec.Meta(extra={"form": "device"})] = "cpu"
     threads: Threads = 1

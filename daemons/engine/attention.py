@@ -14,9 +14,10 @@ import torch
 from torch.nn import functional
 
 from daemons.engine.geometry import CHUNK_TOKENS
-from daemons.engine.kv_arena import KvArena, KvSlot, round_up
+from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.linear import ROW_BUCKETS
 from daemons.engine.models.config import DecoderConfig
+from daemons.engine.slots import round_up
 
 PROBE_CHUNKS = (0, 1, 4)  # keys before the rows, in chunks: the kernel splits keys every 512
 

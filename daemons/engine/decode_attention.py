@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from daemons.engine.attention import Attention, Masks, cancelling_probe
 from daemons.engine.geometry import CHUNK_TOKENS
-from daemons.engine.kv_arena import KvArena, KvSlot, round_up
+from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models.config import DecoderConfig
+from daemons.engine.slots import round_up
 
 KEY_GRIDS: Final = (64, CHUNK_TOKENS)
 MAX_FUSED_HEADS: Final = 16  # a matrix unit's rows: up to here the zeros cost no time

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
-from daemons.engine.checkpoint import weight_files
+from daemons.engine.model_files import weight_files
 
 DIGEST_BYTES: Final = 16
 LAYOUT_VERSION: Final = 1  # of [layer][k|v][token][kv_head][head_dim]; raise when it changes

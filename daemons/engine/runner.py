@@ -16,49 +16,21 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from daemons.core.errors import ConfigError, McError, Rejected
+from daemons.core.errors import ConfigError, Rejected
 from daemons.engine.attention import Attention
-from daemons.engine.checkpoint import give_back_free_memory, open_weights, read_json
+from daemons.engine.base import Cancelled, NoHooks, PrefillHooks
+from daemons.engine.checkpoint import give_back_free_memory, open_weights
 from daemons.engine.decode_attention import DecodeAttention, Span
-from daemons.engine.geometry import CHUNK_TOKENS, KvDtype, KvGeometry
-from daemons.engine.kv_arena import TORCH_DTYPES, KvArena, KvSlot, round_up
+from daemons.engine.geometry import CHUNK_TOKENS
+from daemons.engine.kv_arena import TORCH_DTYPES, KvArena, KvSlot
 from daemons.engine.linear import ROW_BUCKETS, bucket, can_pack
+from daemons.engine.model_files import read_json
 from daemons.engine.models import read_decoder_config
 from daemons.engine.models.decoder import LOGIT_ROWS, Decoder
-
-
-class Cancelled(McError):
-    """The request was given up while its prompt was being computed."""
-
-    code = "cancelled"
-
-
-class PrefillHooks(Protocol):
-    """What a prefill tells its owner; called on the thread that runs the model."""
-
-    def before_layer(self, layer: int) -> None:
-        """Return once the reused prefix of `layer` is in the slot; first chunk only."""
-
-    def after_layer(self, layer: int, start: int, end: int) -> None:
-        """KV of `layer` for positions [start, end) is in the slot and final."""
-
-    def is_cancelled(self) -> bool:
-        """Asked between layers."""
-
-
-class NoHooks:
-    """For callers without reuse, transfer or cancellation."""
-
-    def before_layer(self, layer: int) -> None: ...
-
-    def after_layer(self, layer: int, start: int, end: int) -> None: ...
-
-    def is_cancelled(self) -> bool:
-        return False
+from daemons.engine.slots import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +203,6 @@ def finish_chunk(slot: KvSlot, end: int) -> None:
     if slot.finite_tokens < padded:
         slot.kv[:, :, end:padded] = 0
         slot.finite_tokens = padded
-
-
-def read_geometry(model_dir: Path, dtype: KvDtype, block_tokens: int = 64) -> KvGeometry:
-    """The KV geometry of a model directory, to size an arena before loading the model."""
-    config = read_decoder_config(read_json(model_dir / "config.json"))
-    return KvGeometry(config.num_layers, config.num_kv_heads, config.head_dim, dtype, block_tokens)
 
 
 assert ROW_BUCKETS[-1] == CHUNK_TOKENS

@@ -4,9 +4,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
-from daemons.engine.kv_arena import KvSlot
-from daemons.engine.runner import DecodeRow
-from daemons.engine.sampler import Sampler
+from daemons.engine.slots import Slot
+from daemons.protocol.request import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -16,9 +15,9 @@ class Sequence:
     """Prompt and answer so far; every token but the last has its KV in the slot."""
 
     request_id: str
-    slot: KvSlot
+    slot: Slot
     tokens: list[int]
-    sampler: Sampler
+    sampling: SamplingParams
     max_length: int  # prompt and answer together, within slot and model context
     stop_tokens: AbstractSet[int] = frozenset()
     finish: FinishReason | None = None
@@ -36,9 +35,6 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
-
-    def row(self) -> DecodeRow:
-        return DecodeRow(self.slot, self.tokens[-1], self.position)
 
     def append(self, token: int) -> None:
         """Add a sampled token; sets `finish` when it is the last. A stop token stays in `tokens`."""

@@ -6,6 +6,7 @@ Generate -> slot -> Prefill || load from the pool -> LayersReady: pull -> first 
 from daemons.client.channel_pool import ChannelPool
 from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import ProtocolError
+from daemons.engine.instance import OpenInstance
 from daemons.mc_decode.engine_thread import Callbacks, EngineThread
 from daemons.mc_decode.request import Request
 from daemons.mc_decode.requests import Effects, Requests
@@ -18,9 +19,9 @@ from daemons.service.instance_node import InstanceNode
 class DecodeApp:
     """One model replica; see the module."""
 
-    def __init__(self, config: DecodeConfig) -> None:
+    def __init__(self, config: DecodeConfig, open_instance: OpenInstance) -> None:
         self._config = config
-        self._node = InstanceNode("decode", config, self._handle)
+        self._node = InstanceNode("decode", config, self._handle, open_instance)
         self.loop = self._node.loop
         self._channels = ChannelPool(self.loop)
         post = self.loop.call_soon_threadsafe

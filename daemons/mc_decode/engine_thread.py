@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from daemons.core.errors import McError
 from daemons.engine.batch import DecodeBatch
 from daemons.engine.instance import Instance
-from daemons.engine.sampler import Sampler, sample_batch
 from daemons.engine.sequence import Sequence
 from daemons.mc_decode.request import Request
 from daemons.mc_decode.requests import Stepped
@@ -64,7 +63,7 @@ class EngineThread:
             step = self._batch.begin_step()
             try:
                 began_s = time.monotonic()
-                tokens = self._sample(step)
+                tokens = self._instance.engine.decode(step)
                 self._batch.end_step(tokens)
                 self._tell(step, time.monotonic() - began_s)
             except Exception as error:  # the thread must outlive a bug in one batch
@@ -101,7 +100,7 @@ class EngineThread:
     def _start(self, request: Request) -> None:
         assert request.slot is not None, "it joins with its KV"
         message, sampling = request.message, request.message.sampling
-        self._instance.staging.upload(request.slot, 0, request.num_prompt_tokens)
+        self._instance.engine.upload(request.slot, 0, request.num_prompt_tokens)
         eos = () if sampling.ignore_eos else self._instance.model.eos_token_ids
         self._requests[message.request_id] = request
         self._batch.join(
@@ -109,18 +108,10 @@ class EngineThread:
                 request_id=message.request_id,
                 slot=request.slot,
                 tokens=[*message.tokens, *request.tokens],
-                sampler=Sampler(sampling),
+                sampling=sampling,
                 max_length=request.num_prompt_tokens + sampling.max_tokens,
                 stop_tokens=frozenset(eos),
             )
-        )
-
-    def _sample(self, step: list[Sequence]) -> list[int]:
-        logits = self._instance.runner.decode([sequence.row() for sequence in step])
-        return sample_batch(
-            [sequence.sampler for sequence in step],
-            logits,
-            [sequence.position + 1 for sequence in step],
         )
 
     def _tell(self, step: list[Sequence], elapsed_s: float) -> None:
@@ -130,8 +121,9 @@ class EngineThread:
         ]
         for sequence in step:
             if sequence.finish is not None:
-                staging = self._instance.staging
-                staging.download(sequence.slot, sequence.num_prompt_tokens - 1, sequence.position)
+                self._instance.engine.download(
+                    sequence.slot, sequence.num_prompt_tokens - 1, sequence.position
+                )
                 del self._requests[sequence.request_id]
         self._callbacks.stepped(steps, elapsed_s)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from daemons.client.prefix_load import PrefixLoad
-from daemons.engine.kv_arena import KvSlot
+from daemons.engine.slots import Slot
 from daemons.protocol.request import Generate, PrefillReply, Timing
 from daemons.protocol.segment import Source
 from daemons.rpc import Call, Pending, Timer
@@ -27,7 +27,7 @@ class Request:
     state: State = "waiting"
     deadline: Timer | None = None
     """Whoever asked has given up by then: it ends wherever it is."""
-    slot: KvSlot | None = None
+    slot: Slot | None = None
     prefill: Pending | None = None
     source: Source | None = None
     row_bytes: int = 0

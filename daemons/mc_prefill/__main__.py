@@ -1,10 +1,14 @@
 """Entry point of mc-prefill."""
 
 import sys
+from functools import partial
 
 from daemons.config.mc_prefill import PrefillConfig
+from daemons.engine.paced import open_paced
+from daemons.mc_prefill.app import PrefillApp
 from daemons.service.daemon import App, run_daemon
 from daemons.service.engine_extra import engine_extra
+from daemons.simulation.hardware import find_profile
 
 
 def main() -> int:
@@ -12,10 +16,12 @@ def main() -> int:
 
 
 def _build(config: PrefillConfig) -> App:
-    """Imported here: --help and --check need no torch, and where it is missing, that is one line."""
+    """Torch is imported where it computes: --help, --check and a rehearsal need none, and its lack is one line."""
+    if config.engine.kind == "paced":
+        return PrefillApp(config, partial(open_paced, times=find_profile(config.engine.profile)))
     with engine_extra():
-        from daemons.mc_prefill.app import PrefillApp
-    return PrefillApp(config)
+        from daemons.engine.torch_engine import open_torch
+    return PrefillApp(config, open_torch)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from daemons.client.store import BlockReader
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import McError, ProtocolError
 from daemons.core.ids import BlockHash
+from daemons.engine.instance import OpenInstance
 from daemons.mc_prefill.job import Computed, Job, JobHooks
 from daemons.mc_prefill.jobs import Effects, Jobs, Ways
 from daemons.mc_prefill.model_thread import ModelThread
@@ -34,9 +35,9 @@ _MATCH_S: Final = 0.25
 class PrefillApp:
     """One model replica; see the module."""
 
-    def __init__(self, config: PrefillConfig) -> None:
+    def __init__(self, config: PrefillConfig, open_instance: OpenInstance) -> None:
         self._config = config
-        self._node = InstanceNode("prefill", config, self._handle)
+        self._node = InstanceNode("prefill", config, self._handle, open_instance)
         self.loop = self._node.loop
         self._channels = ChannelPool(self.loop)
         self._loader = PrefixLoader(

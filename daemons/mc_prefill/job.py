@@ -17,7 +17,7 @@ from daemons.client.prefix_load import PrefixLoad
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash
 from daemons.engine.instance import Instance
-from daemons.engine.kv_arena import KvSlot
+from daemons.engine.slots import Slot
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.request import LayersReady, Prefill, Timing
 from daemons.rpc import Call, Timer
@@ -39,7 +39,7 @@ class Job:
     call: Call
     request: Prefill
     arrived_s: float
-    slot: KvSlot | None = None
+    slot: Slot | None = None
     load: PrefixLoad | None = None
     holders: set[Holder] = field(default_factory=set)
     timer: Timer | None = None
@@ -95,12 +95,12 @@ class JobHooks:
         if good * load.block_tokens < self.start:
             raise PrefixShrank("a reused block is gone or damaged")
         if self.job.slot is not None:
-            self.instance.staging.upload(self.job.slot, 0, self.start, layer)
+            self.instance.engine.upload(self.job.slot, 0, self.start, layer)
 
     def after_layer(self, layer: int, start: int, end: int) -> None:
         geometry = self.instance.geometry
         if self.job.slot is not None:
-            self.instance.staging.download(self.job.slot, start, end, layer)
+            self.instance.engine.download(self.job.slot, start, end, layer)
         is_last = layer == geometry.num_layers - 1
         group_bytes = (layer - self._first_layer + 1) * geometry.layer_bytes(end - start)
         if is_last or group_bytes >= self.min_group_bytes:

@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Callable
 
 from daemons.core.errors import McError
+from daemons.engine.base import Cancelled
 from daemons.engine.instance import Instance
-from daemons.engine.runner import Cancelled
-from daemons.engine.sampler import Sampler
 from daemons.mc_prefill.job import Computed, Job, JobHooks, PrefixShrank
 from daemons.protocol.request import Timing
 
@@ -107,7 +106,7 @@ class ModelThread:
 
     def _prefill(self, job: Job, start: int, hooks: JobHooks) -> int:
         assert job.slot is not None, "a job is submitted with its slot"
-        prefill = self._instance.runner.start_prefill(job.slot, job.request.tokens, start, hooks)
-        while (logits := prefill.step()) is None:
-            pass
-        return Sampler(job.request.sampling).sample(logits, position=job.num_tokens)
+        request = job.request
+        return self._instance.engine.prefill(
+            job.slot, request.tokens, start, hooks, request.sampling
+        )

@@ -1,6 +1,4 @@
-"""What mc-prefill and mc-decode have in common: a model replica as a node of the cluster. It reaches torch, so only
-they import it.
-"""
+"""What mc-prefill and mc-decode have in common: a model replica as a node of the cluster."""
 
 import os
 import socket
@@ -15,7 +13,7 @@ from daemons.config.mc_prefill import PrefillConfig
 from daemons.config.secret import mark_of, read_secret
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import NodeId, new_epoch
-from daemons.engine.instance import open_instance
+from daemons.engine.instance import OpenInstance
 from daemons.protocol.base import Message
 from daemons.protocol.messages import Reply
 from daemons.protocol.node import HelloReply, InstanceLoad, NodeDescription
@@ -41,6 +39,7 @@ class InstanceNode:
         role: Literal["prefill", "decode"],
         config: PrefillConfig | DecodeConfig,
         handle: Callable[[Call], object],
+        open_instance: OpenInstance,
     ) -> None:
         node = NodeId(config.node.id)
         self.loop = Loop(identity=open_identity(config.security.key_file, node=node, role=role))

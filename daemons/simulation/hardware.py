@@ -69,6 +69,11 @@ class HardwareProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     object: StorageRates = StorageRates(10e9, 10e9, 0.03)
     """Of the whole object store: behind one link of 100 Gbit/s."""
 
+    @property
+    def prompt_s(self) -> float:
+        """What a whole prompt costs once."""
+        return self.prefill.fixed_s
+
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """Compute of a prompt of which so many tokens are reused; at least one token is computed."""
         return self.cost_model().prefill_s(num_tokens, num_cached)

@@ -146,7 +146,7 @@ def load(
         float, typer.Option(min=0.001, max=10.0, help="Prompts and answers so many times as long.")
     ] = 1.0,
     concurrency: Annotated[
-        int, typer.Option(min=1, max=100, help="At most so many requests under way.")
+        int, typer.Option(min=1, max=1000, help="At most so many requests under way.")
     ] = 64,
     ttft_slo: Annotated[
         float, typer.Option(min=0.001, help="Objective in seconds, to the first token.")

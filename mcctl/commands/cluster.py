@@ -11,6 +11,7 @@ import typer
 
 from daemons.core.errors import Conflict, Unavailable
 from daemons.core.units import format_size
+from daemons.simulation.hardware import find_profile, profile_names
 from mcctl import exit_codes, model_store, paths, render
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.cluster_record import (
@@ -100,6 +101,20 @@ def up(
     ssd_capacity: Annotated[
         str, typer.Option(help="Of each cache node's SSD tier.", callback=check_size)
     ] = "8GiB",
+    paced: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Rehearse: instances take the times of this hardware profile, and compute nothing.",
+        ),
+    ] = None,
+    ttft_slo: Annotated[
+        float,
+        typer.Option(min=0, help="Reject who would wait longer for the first token, in seconds."),
+    ] = 0.0,
+    tbt_slo: Annotated[
+        float, typer.Option(min=0, help="Reject who would wait longer between tokens, in seconds.")
+    ] = 0.0,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The gateway's; a free one otherwise.")
     ] = None,
@@ -108,6 +123,7 @@ def up(
 
     \b
     Example: mcctl cluster up --prefill 2 --decode 2 --port 8000
+    Example: mcctl cluster up --paced a800x8-llama-70b --ttft-slo 10 --tbt-slo 0.1
     """
     if replicas > cachenodes:
         raise typer.BadParameter(f"--replicas {replicas}: there are {cachenodes} --cachenodes")
@@ -124,6 +140,9 @@ def up(
         ssd_directory=ssd_directory,
         ssd_capacity=ssd_capacity,
         http_port=port,
+        paced=None if paced is None else _profile(paced),
+        ttft_slo_s=ttft_slo,
+        tbt_slo_s=tbt_slo,
     )
     lock = _hold_lock()
     if segment_directory is not None:
@@ -196,6 +215,12 @@ def status(context: typer.Context) -> int:
         return exit_codes.BY_FAMILY["unavailable"]
     is_healthy = _show_status(context, record)
     return exit_codes.OK if is_healthy else exit_codes.BY_FAMILY["unavailable"]
+
+
+def _profile(name: str) -> str:
+    """Daemons run elsewhere: a file by its whole path. Raises ConfigError for one that is none."""
+    find_profile(name)
+    return name if name in profile_names() else str(Path(name).resolve())
 
 
 def _hold_lock() -> int:

@@ -16,7 +16,6 @@ from daemons.config.mc_decode import DecodeConfig, DecodeSection, NodeSection
 from daemons.core.clock import ManualClock
 from daemons.core.errors import McError
 from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
-from daemons.engine.canary import CanaryResult
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.instance import Instance
 from daemons.engine.kv_arena import KvArena, KvSlot
@@ -77,10 +76,8 @@ def make_instance(transfer: TransferEngine, capacity_tokens: int) -> Instance:
         region=transfer.register(memory),
         generations=GenerationTable(transfer, 256),
         arena=KvArena(GEOMETRY, capacity_tokens, memory.view),
-        staging=SimpleNamespace(),  # type: ignore[arg-type]  # nothing here computes
-        runner=SimpleNamespace(),  # type: ignore[arg-type]
+        engine=SimpleNamespace(),  # type: ignore[arg-type]  # nothing here computes
         model=MODEL,
-        canary=CanaryResult(reuse_equal=True, decode_equal=True, elapsed_s=0.0, reason=None),
     )
 
 

@@ -1,9 +1,12 @@
 """The table of model families, by the `architectures` entry of `config.json`."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from daemons.core.errors import ConfigError
+from daemons.engine.geometry import KvDtype, KvGeometry
+from daemons.engine.model_files import read_json
 from daemons.engine.models.config import DecoderConfig
 from daemons.engine.models.llama import read_llama
 from daemons.engine.models.qwen2 import read_qwen2
@@ -25,3 +28,9 @@ def read_decoder_config(raw: dict[str, Any]) -> DecoderConfig:
             f"{', '.join(FAMILIES)}: serve another checkpoint, or this one through an external engine"
         )
     return FAMILIES[architecture](raw)
+
+
+def read_geometry(model_dir: Path, dtype: KvDtype, block_tokens: int = 64) -> KvGeometry:
+    """The KV geometry of a model directory, to size an arena before loading the model."""
+    config = read_decoder_config(read_json(model_dir / "config.json"))
+    return KvGeometry(config.num_layers, config.num_kv_heads, config.head_dim, dtype, block_tokens)

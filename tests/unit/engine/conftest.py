@@ -9,7 +9,8 @@ import transformers
 
 from daemons.engine.geometry import KvDtype
 from daemons.engine.kv_arena import KvArena
-from daemons.engine.runner import Runner, read_geometry
+from daemons.engine.models import read_geometry
+from daemons.engine.runner import Runner
 
 LLAMA3 = {
     "rope_type": "llama3",

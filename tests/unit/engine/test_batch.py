@@ -1,5 +1,3 @@
-from dataclasses import dataclass
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -7,20 +5,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from daemons.engine.batch import DecodeBatch
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.kv_arena import KvArena
-from daemons.engine.sampler import Sampler
 from daemons.engine.sequence import Sequence
+from daemons.protocol.request import SamplingParams
 
 ARENA = KvArena(KvGeometry(1, 1, 4, "float32"), 256)
 SLOT = ARENA.allocate(256)
 EOS = 9
-
-
-@dataclass(frozen=True)
-class Greedy:
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
 
 
 def sequence(name: str, max_new: int = 5, num_prompt: int = 4) -> Sequence:
@@ -28,7 +18,7 @@ def sequence(name: str, max_new: int = 5, num_prompt: int = 4) -> Sequence:
         name,
         SLOT,
         list(range(num_prompt)),
-        Sampler(Greedy()),
+        SamplingParams(max_tokens=max_new),
         max_length=num_prompt + max_new,
         stop_tokens=frozenset([EOS]),
     )
@@ -38,7 +28,7 @@ def sequence(name: str, max_new: int = 5, num_prompt: int = 4) -> Sequence:
 
 def test_sequence_ends_at_stop_token_or_length() -> None:
     one = sequence("a", max_new=3)
-    assert (one.row().token, one.row().position, one.num_generated) == (1, 4, 1)
+    assert (one.tokens[-1], one.position, one.num_generated) == (1, 4, 1)
     one.append(2)
     assert one.finish is None
     one.append(3)

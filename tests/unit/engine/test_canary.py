@@ -7,7 +7,8 @@ import torch
 
 from daemons.engine.canary import run_canary
 from daemons.engine.kv_arena import KvArena
-from daemons.engine.runner import DecodeRow, Runner, read_geometry
+from daemons.engine.models import read_geometry
+from daemons.engine.runner import DecodeRow, Runner
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

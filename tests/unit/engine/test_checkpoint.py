@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from daemons.core.errors import ConfigError
-from daemons.engine.checkpoint import open_weights, read_json, weight_files
-from daemons.engine.models import read_decoder_config
-from daemons.engine.runner import Runner, read_geometry
+from daemons.engine.checkpoint import open_weights
+from daemons.engine.model_files import read_json, weight_files
+from daemons.engine.models import read_decoder_config, read_geometry
+from daemons.engine.runner import Runner
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

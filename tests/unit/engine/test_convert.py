@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from daemons.core.errors import ConfigError
 from daemons.engine.convert import convert, main
 from daemons.engine.kv_arena import KvArena
-from daemons.engine.runner import Runner, read_geometry
+from daemons.engine.models import read_geometry
+from daemons.engine.runner import Runner
 
 TEMPLATE = "{{ messages[0].content }}"
 GGUF_NAMES = {

@@ -7,7 +7,7 @@ from kit.models import make_tiny_model
 
 from daemons.config.common import EngineSection, ModelSection
 from daemons.core.errors import ConfigError
-from daemons.engine.instance import open_instance
+from daemons.engine.torch_engine import open_torch
 from daemons.transfer import TransferEngine
 
 
@@ -17,7 +17,7 @@ def test_arena_that_is_too_small_says_how_large_it_must_be(tmp_path: Path) -> No
     try:
         # 3 layers x k and v x 2 heads x 16 dimensions x 4 bytes: 768 bytes a token
         with pytest.raises(ConfigError, match=r"at least 192\.0 KiB, and 768 B for each") as caught:
-            open_instance(model, EngineSection(kv_memory="100KiB", dtype="float32"), transfer)
+            open_torch(model, EngineSection(kv_memory="100KiB", dtype="float32"), transfer)
         assert "`engine.kv_memory`: 100KiB" in caught.value.message
     finally:
         transfer.close()

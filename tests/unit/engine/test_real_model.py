@@ -7,7 +7,8 @@ from tokenizers import Tokenizer
 
 from daemons.engine.canary import run_canary
 from daemons.engine.kv_arena import KvArena
-from daemons.engine.runner import DecodeRow, Runner, read_geometry
+from daemons.engine.models import read_geometry
+from daemons.engine.runner import DecodeRow, Runner
 
 TEXT = Path("/usr/share/common-licenses/GPL-3")
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from daemons.core.errors import ConfigError, Rejected
+from daemons.engine.base import Cancelled
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.kv_arena import KvArena, KvSlot
-from daemons.engine.runner import Cancelled, DecodeRow, Runner, read_geometry
+from daemons.engine.models import read_geometry
+from daemons.engine.runner import DecodeRow, Runner
 
 MakeRunner = Callable[..., Runner]
 EDGES = [1, 2, 3, 5, 63, 64, 65, 129, 255, 256, 257, 300, 319, 320, 321, 511, 512, 513]

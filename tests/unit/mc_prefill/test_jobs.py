@@ -81,7 +81,7 @@ class Bench:
             name="m", namespace=NAMESPACE, max_context_tokens=512, vocab_size=100,
             block_tokens=64, is_reuse_safe=True,
         )  # fmt: skip
-        instance = Instance(None, None, None, generations, self.arena, None, None, model, None)
+        instance = Instance(None, None, None, generations, self.arena, None, model)
         self.loader = PrefixLoader(self.loop, None, None, num_workers=1, timeout_s=1.0)
         self.looked_up: list[int] = []
         effects = Effects(self.computing.append, self._withdraw, lambda *_: None, self._match)

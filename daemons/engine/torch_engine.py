@@ -1,0 +1,139 @@
+"""The engine in torch: a real checkpoint, on CPU or CUDA."""
+
+import logging
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from daemons.config.common import EngineSection, ModelSection
+from daemons.core.errors import ConfigError
+from daemons.engine.base import PrefillHooks
+from daemons.engine.canary import CanaryResult, run_canary
+from daemons.engine.fingerprint import NamespaceParts, model_fingerprint, namespace
+from daemons.engine.geometry import CHUNK_TOKENS
+from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
+from daemons.engine.kv_arena import KvArena, KvSlot
+from daemons.engine.models import read_geometry
+from daemons.engine.runner import DecodeRow, Runner
+from daemons.engine.sampler import Sampler, sample_batch
+from daemons.engine.sequence import Sequence
+from daemons.engine.slots import Slot
+from daemons.engine.staging import Staging
+from daemons.protocol.node import ModelDescription
+from daemons.protocol.request import SamplingParams
+from daemons.transfer import GenerationTable, TransferEngine, allocate_shared
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEngine:
+    """An Engine; slots are those of the runner's arena."""
+
+    runner: Runner
+    staging: Staging
+
+    def prefill(
+        self,
+        slot: Slot,
+        tokens: list[int],
+        start: int,
+        hooks: PrefillHooks,
+        sampling: SamplingParams,
+    ) -> int:
+        prefill = self.runner.start_prefill(_own(slot), tokens, start, hooks)
+        while (logits := prefill.step()) is None:
+            pass
+        return Sampler(sampling).sample(logits, position=len(tokens))
+
+    def decode(self, step: Many[Sequence]) -> list[int]:
+        logits = self.runner.decode(
+            [DecodeRow(_own(each.slot), each.tokens[-1], each.position) for each in step]
+        )
+        return sample_batch(
+            [Sampler(each.sampling) for each in step],
+            logits,
+            [each.position + 1 for each in step],
+        )
+
+    def upload(self, slot: Slot, start: int, end: int, layer: int | None = None) -> None:
+        self.staging.upload(_own(slot), start, end, layer)
+
+    def download(self, slot: Slot, start: int, end: int, layer: int | None = None) -> None:
+        self.staging.download(_own(slot), start, end, layer)
+
+
+def open_torch(model: ModelSection, engine: EngineSection, transfer: TransferEngine) -> Instance:
+    """Load the model, run the canary. Raises ConfigError for a directory or a size that cannot serve."""
+    model_dir = model_directory(model)
+    _check_device(engine.device)
+    geometry = read_geometry(model_dir, engine.dtype, engine.block_tokens)
+    num_tokens = capacity_tokens(engine, geometry)
+    memory = allocate_shared("mooncake-kv", KvArena.arena_bytes(geometry, num_tokens))
+    region = transfer.register(memory)
+    generations = GenerationTable(transfer, engine.max_sequences)
+    is_host = engine.device == "cpu"
+    arena = KvArena(
+        geometry,
+        num_tokens,
+        memory.view if is_host else None,
+        num_sequences=engine.max_sequences,
+        device=engine.device,
+    )
+    staging = Staging(arena, memory.view, is_same=is_host)
+    runner = Runner(model_dir, arena, threads=engine.threads, device=engine.device)
+    canary = run_canary(runner)
+    if not canary.reuse_equal:
+        log.warning("KV reuse is off here why=%s", canary.reason)
+    description = _describe(model, engine, runner, canary)
+    return Instance(
+        transfer, memory, region, generations, arena, TorchEngine(runner, staging), description
+    )
+
+
+def _own(slot: Slot) -> KvSlot:
+    assert isinstance(slot, KvSlot), "a slot of another engine"
+    return slot
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    kind, _, number = device.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 0
+    if not (number or "0").isdigit() or int(number or 0) >= count:
+        raise ConfigError(
+            f'`engine.device`: {device!r} is not here (CUDA devices found: {count}); use "cpu" or "cuda:N"'
+        )
+
+
+def _describe(
+    model: ModelSection, engine: EngineSection, runner: Runner, canary: CanaryResult
+) -> ModelDescription:
+    model_dir = Path(model.path)
+    geometry = runner.arena.geometry
+    return ModelDescription(
+        name=model.name or model_dir.resolve().name,
+        namespace=namespace(
+            NamespaceParts(
+                fingerprint=model_fingerprint(model_dir),
+                dtype=engine.dtype,
+                block_tokens=engine.block_tokens,
+                numerics_id=runner.numerics_id(),
+            )
+        ),
+        dtype=engine.dtype,
+        block_tokens=engine.block_tokens,
+        chunk_tokens=CHUNK_TOKENS,
+        max_context_tokens=runner.max_positions,
+        num_layers=geometry.num_layers,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        vocab_size=runner.config.vocab_size,
+        eos_token_ids=eos_token_ids(model_dir),
+        is_reuse_safe=canary.reuse_equal,
+        reuse_reason=canary.reason or "",
+        is_decode_canonical=canary.decode_equal,
+    )
