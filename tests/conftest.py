@@ -4,6 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+"""How long an example takes says more about the machine than about what is tested."""
 
 
 @pytest.fixture(scope="session", autouse=True)

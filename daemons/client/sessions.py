@@ -96,7 +96,7 @@ class Session:
         self, message: Message, reply_type: type[ReplyType], timeout_s: float
     ) -> ReplyType:
         """Raises the family of McError that it answered with, or Unavailable."""
-        [reply] = self._ask([(self._master, message)], timeout_s)
+        reply = self._call(self._master, message, timeout_s)
         if self._is_old_master:
             raise Unavailable(f"{self._shared.master} is an older master that a newer one replaced")
         if isinstance(reply, McError):
@@ -112,12 +112,21 @@ class Session:
         self, asked: Sequence[tuple[str, Message]], timeout_s: float
     ) -> list[Reply | McError]:
         """All at once; an answer or an error for each."""
+        if len(asked) == 1:
+            [(to, message)] = asked
+            return [self._call(self._nodes.get(to), message, timeout_s)]
         return self._ask([(self._nodes.get(to), message) for to, message in asked], timeout_s)
 
     def close(self) -> None:
         self._master.close()
         self._nodes.close()
         self.loop.close()
+
+    def _call(self, channel: Channel, message: Message, timeout_s: float) -> Reply | McError:
+        try:
+            return channel.call(message, timeout_s=timeout_s)
+        except McError as error:
+            return error
 
     def _ask(
         self, asked: Sequence[tuple[Channel, Message]], timeout_s: float

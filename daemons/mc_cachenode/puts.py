@@ -14,6 +14,7 @@ from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
+from daemons.mc_cachenode.pull_near import are_small, pull_near
 from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
@@ -126,6 +127,8 @@ class Puts:
                 session.indexes[block.meta.hash] = index
             elif begun == "exhausted":
                 session.waiting.append(index)
+        if tasks and are_small(tasks):
+            tasks = self._pull_near(session, tasks)
         session.num_left += len(tasks)
         self._submit(session, tasks)
 
@@ -247,6 +250,17 @@ class Puts:
 
     # Pulling.
 
+    def _pull_near(self, session: _Session, tasks: list[PullTask]) -> list[PullTask]:
+        """Those that are left for the workers."""
+        parts, left = self._parts, []
+        for task in tasks:
+            outcome = pull_near(parts.engine, parts.replicas.segment, task)
+            if outcome is None:
+                left.append(task)
+            else:
+                self._record(session, outcome)
+        return left
+
     def _submit(self, session: _Session, tasks: list[PullTask]) -> None:
         workers = self._parts.workers
         start = 0
@@ -278,27 +292,29 @@ class Puts:
         parts.loop.call_soon_threadsafe(self._finish, session, outcomes)
 
     def _finish(self, session: _Session, outcomes: list[PullOutcome]) -> None:
-        parts = self._parts
         for outcome in outcomes:
-            replica = outcome.task.replica
-            index = session.indexes[replica.meta.hash]
-            parts.metrics.pull_seconds.observe(outcome.seconds)
-            if outcome.seal_checksum is None:
-                parts.replicas.abandon(replica)
-                session.results[index] = "failed"
-                session.why = outcome.why
-            elif parts.replicas.remembered.is_dead(replica.meta.hash, replica.version):
-                parts.replicas.abandon(replica)
-                session.results[index] = "conflict"
-                session.why = "it was deleted or replaced while it was put"
-            else:
-                replica.wanted = outcome.task.block.wanted
-                parts.replicas.seal(replica, outcome.seal_checksum)
-                parts.on_sealed(replica)
-                parts.metrics.pulled_bytes.inc(replica.length)
-                session.results[index] = "stored"
+            self._record(session, outcome)
         session.num_left -= len(outcomes)
         self._end_if_done(session)
+
+    def _record(self, session: _Session, outcome: PullOutcome) -> None:
+        parts, replica = self._parts, outcome.task.replica
+        index = session.indexes[replica.meta.hash]
+        parts.metrics.pull_seconds.observe(outcome.seconds)
+        if outcome.seal_checksum is None:
+            parts.replicas.abandon(replica)
+            session.results[index] = "failed"
+            session.why = outcome.why
+        elif parts.replicas.remembered.is_dead(replica.meta.hash, replica.version):
+            parts.replicas.abandon(replica)
+            session.results[index] = "conflict"
+            session.why = "it was deleted or replaced while it was put"
+        else:
+            replica.wanted = outcome.task.block.wanted
+            parts.replicas.seal(replica, outcome.seal_checksum)
+            parts.on_sealed(replica)
+            parts.metrics.pulled_bytes.inc(replica.length)
+            session.results[index] = "stored"
 
     def _end_if_done(self, session: _Session) -> None:
         if session.num_left or session.waiting:

@@ -70,10 +70,7 @@ class ObjectHandlers:
             case LocateNames():
                 call.reply(self._locate(message))
             case ExistNames():
-                _check_names(message.names)
-                rows = self._rows(message.namespace, message.names)
-                states = self._states(message.namespace, message.names, rows)
-                call.reply(ExistNamesReply(states=states))
+                call.reply(ExistNamesReply(states=self._exist(message)))
             case DeleteNames():
                 self._delete(call, message)
             case ListNames():
@@ -187,6 +184,20 @@ class ObjectHandlers:
         find = self._state.directory.blocks.rows_by_name.get(namespace, {}).get
         return [find(name, NO_ROW) for name in names]
 
+    def _exist(self, message: ExistNames) -> bytes:
+        """Mostly all that is known by name can be read: then one look-up each says it."""
+        directory, names = self._state.directory, message.names
+        _check_count(names)
+        if directory.replicas.is_all_readable(now_s=self._state.now_s()):
+            of_namespace = directory.blocks.rows_by_name.get(message.namespace, {})
+            states = bytes(map(of_namespace.__contains__, names))
+            if _ABSENT not in states or self._is_absence_sure():
+                return states
+        return self._states(message.namespace, names, self._rows(message.namespace, names))
+
+    def _is_absence_sure(self) -> bool:
+        return not self._state.directory.away and not self._keeper.is_rebuilding()
+
     def _states(self, namespace: bytes, names: Sequence[bytes], rows: Sequence[int]) -> bytes:
         directory = self._state.directory
         states = directory.presence(rows, now_s=self._state.now_s())
@@ -241,9 +252,13 @@ class ObjectHandlers:
         self._keeper.delete(call, keys, states)
 
 
-def _check_names(names: Sequence[bytes]) -> None:
+def _check_count(names: Sequence[bytes]) -> None:
     if len(names) > MAX_NAMES:
         raise ProtocolError(f"{len(names)} names in one message; {MAX_NAMES} are the most")
+
+
+def _check_names(names: Sequence[bytes]) -> None:
+    _check_count(names)
     lengths = set(map(len, names))
     if names and not 0 < min(lengths) <= max(lengths) <= MAX_NAME_BYTES:
         raise ProtocolError(f"a name has 1 to {MAX_NAME_BYTES} bytes")

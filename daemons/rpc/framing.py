@@ -7,8 +7,8 @@ idea of the master's life (0: none); see man/mc-protocol.7.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from daemons.core.errors import ProtocolError
 from daemons.protocol.base import PROTOCOL_VERSION
@@ -26,8 +26,12 @@ class Kind(IntEnum):
     NOTICE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Header(NamedTuple):
+    """As it is before and after the wire."""
+
     kind: Kind
     request_id: int
     deadline_ms: int = 0
@@ -44,8 +48,8 @@ def unpack_header(frame: bytes) -> Header:
     """Raises ProtocolError for anything that is not a header; another version is the caller's to refuse."""
     if len(frame) != HEADER_BYTES:
         raise ProtocolError(f"header has {len(frame)} bytes, expected {HEADER_BYTES}")
-    version, kind, _, deadline_ms, request_id, incarnation = _HEADER.unpack(frame)
-    try:
-        return Header(Kind(kind), request_id, deadline_ms, incarnation, version)
-    except ValueError:
-        raise ProtocolError(f"unknown message kind {kind}") from None
+    version, number, _, deadline_ms, request_id, incarnation = _HEADER.unpack(frame)
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise ProtocolError(f"unknown message kind {number}")
+    return Header(kind, request_id, deadline_ms, incarnation, version)

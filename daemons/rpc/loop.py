@@ -24,16 +24,25 @@ log = logging.getLogger(__name__)
 _MAX_WAIT_S = 0.25
 """The loop looks at its clock at least this often; a longer gap means the process was stopped or starved."""
 
+_MAX_CANCELLED = 64
+
 
 class Timer:
     """A scheduled callback; `cancel` is idempotent."""
 
-    def __init__(self, when_s: float, callback: Callable[[], object]) -> None:
+    __slots__ = ("_on_cancelled", "callback", "when_s")
+
+    def __init__(
+        self, when_s: float, callback: Callable[[], object], on_cancelled: Callable[[], object]
+    ) -> None:
         self.when_s = when_s
         self.callback: Callable[[], object] | None = callback
+        self._on_cancelled = on_cancelled
 
     def cancel(self) -> None:
-        self.callback = None
+        if self.callback is not None:
+            self.callback = None
+            self._on_cancelled()
 
 
 class Loop:
@@ -52,6 +61,8 @@ class Loop:
         self._poller = zmq.Poller()
         self._readers: dict[zmq.Socket[bytes] | int, Callable[[], object]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
+        self._num_cancelled = 0
+        """Of the timers, which stay among them until they are due or too many."""
         self._counter = itertools.count()
         self._posted: deque[Callable[[], object]] = deque()
         self._stopped = False
@@ -76,13 +87,13 @@ class Loop:
         self._wake()
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> Timer:
-        timer = Timer(self.clock() + delay_s, lambda: callback(*args))
+        timer = Timer(self.clock() + delay_s, lambda: callback(*args), self._on_cancelled)
         heapq.heappush(self._timers, (timer.when_s, next(self._counter), timer))
         return timer
 
     def every(self, interval_s: float, callback: Callable[[], object]) -> Timer:
         """Repeats until cancelled. After a stall it fires once, not once per missed interval."""
-        holder = Timer(0.0, callback)
+        holder = Timer(0.0, callback, lambda: None)
 
         def fire() -> None:
             if holder.callback is not None:
@@ -128,6 +139,18 @@ class Loop:
         self._run_timers()
         self._last_turn_s = self.clock()
 
+    def turn_if_due(self) -> None:
+        """`run_once` without waiting, where it would do anything."""
+        has_due = bool(self._timers) and self._timers[0][0] <= self.clock()
+        if has_due or self._posted or self._poller.poll(0):
+            self.run_once(0.0)
+
+    def hears_only(self, socket: "zmq.Socket[bytes]", wait_s: float) -> bool:
+        """Wait for this socket to be readable; False when time is up or anything else happens first."""
+        ready = self._poller.poll(math.ceil(wait_s * 1000))
+        self._last_turn_s = self.clock()
+        return len(ready) == 1 and ready[0][0] is socket
+
     def stop(self) -> None:
         """Thread-safe; the turn in progress is finished."""
         self._stopped = True
@@ -165,6 +188,16 @@ class Loop:
         now_s = self.clock()
         while self._timers and self._timers[0][0] <= now_s:
             timer = heapq.heappop(self._timers)[2]
-            if timer.callback is not None:
+            if timer.callback is None:
+                self._num_cancelled -= 1
+            else:
                 callback, timer.callback = timer.callback, None
                 self.guard(callback)
+
+    def _on_cancelled(self) -> None:
+        """Most timers are of requests that were answered: without this they would stay for their whole timeout."""
+        self._num_cancelled += 1
+        if self._num_cancelled > _MAX_CANCELLED and 2 * self._num_cancelled > len(self._timers):
+            self._timers = [each for each in self._timers if each[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._num_cancelled = 0

@@ -17,6 +17,7 @@ from daemons.protocol.failure import to_failure
 from daemons.protocol.messages import Request, decode_request, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.authenticator import CONTROL, Authenticator, HandshakeWatch
+from daemons.rpc.frames import has_more, send_frames
 from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
 from daemons.rpc.gate import Gate
 from daemons.rpc.loop import Loop
@@ -144,7 +145,7 @@ class Server:
 
     def _send(self, peer: bytes, header: Header, message: Message) -> bool:
         try:
-            self._socket.send_multipart([peer, header.pack(), encode(message)], zmq.NOBLOCK)
+            send_frames(self._socket, (peer, header.pack(), encode(message)))
         except zmq.ZMQError:
             # EHOSTUNREACH: it left. EAGAIN: it has not read 20,000 messages; to us that is the same.
             self.num_undeliverable += 1
@@ -163,6 +164,8 @@ class Server:
             except zmq.Again:
                 return
             self._on_frames(frames, key)
+            if not has_more(self._socket):
+                return
 
     def _secure(self, authenticator: Authenticator) -> None:
         authenticator.secure(self._socket, CONTROL)

@@ -155,7 +155,7 @@ class Directory:
             if replica == NO_ROW or self.replicas.named_until_s[replica] > now_s:
                 continue
             if not self.leases.is_leased(self.replicas.block[replica], now_s=now_s):
-                self.replicas.named_until_s[replica] = now_s + RENAME_AFTER_S
+                self.replicas.name_victim(replica, now_s + RENAME_AFTER_S)
                 given.append(block_hash)
         return given
 
@@ -393,7 +393,7 @@ class Directory:
             return []
         rows = self.choice.next_victims(number, num_bytes, now_s, max_blocks)
         for row in rows:
-            self.replicas.named_until_s[row] = now_s + RENAME_AFTER_S
+            self.replicas.name_victim(row, now_s + RENAME_AFTER_S)
             slot.pending_bytes += self.replicas.length[row]
         slot.pending_until_s = now_s + RENAME_AFTER_S
         return self.blocks.hashes_of([self.replicas.block[row] for row in rows])
@@ -452,6 +452,8 @@ class Directory:
         if not rows:
             return bytearray()
         replicas, slots = self.replicas, self.replicas.slots
+        if replicas.is_all_readable(now_s=now_s):
+            return bytearray(map(NO_ROW.__ne__, rows))
         wanted = np.array(rows, np.int64)
         known = wanted >= 0
         if not known.any():

@@ -69,11 +69,23 @@ class ReplicaTable:
         self.seal_checksum = array("Q")
         self.num_layers = array("I")
         self.named_until_s = array("d")
+        self.last_named_until_s = 0.0
+        """No row is named as a victim for longer."""
         self.slots: list[Slot | None] = []
         self.num_rows = 0
         self._num_used = 0
         """Rows that were ever in use; those above are blank."""
         self._free = array("i")
+
+    def name_victim(self, row: int, until_s: float) -> None:
+        self.named_until_s[row] = until_s
+        self.last_named_until_s = max(self.last_named_until_s, until_s)
+
+    def is_all_readable(self, *, now_s: float) -> bool:
+        """Every replica there is can be read: no node is in doubt, no victim is named. Costs a look at each slot."""
+        return now_s >= self.last_named_until_s and not any(
+            slot is not None and (slot.is_dropped or slot.is_suspect) for slot in self.slots
+        )
 
     def open_slot(self, opened: Slot) -> int:
         for number, held in enumerate(self.slots):

@@ -100,3 +100,23 @@ def test_a_closed_loop_hears_nothing(clock: ManualClock) -> None:
     closed.close()
     closed.call_soon_threadsafe(lambda: None)
     closed.stop()
+
+
+def test_cancelled_timers_do_not_pile_up_until_they_are_due(loop: Loop, clock: ManualClock) -> None:
+    ran: list[str] = []
+    loop.call_later(1, ran.append, "first")
+    for _ in range(10_000):
+        loop.call_later(3600, ran.append, "never").cancel()
+    loop.call_later(2, ran.append, "second")
+    assert len(loop._timers) < 1000
+    clock.advance(3)
+    loop.run_once(0)
+    assert ran == ["first", "second"]
+    kept = [loop.call_later(5, ran.append, str(number)) for number in range(200)]
+    for timer in kept[::2]:
+        timer.cancel()
+        timer.cancel()
+    clock.advance(10)
+    loop.run_once(0)
+    assert ran[2:] == [str(number) for number in range(1, 200, 2)]
+    assert loop._timers == []

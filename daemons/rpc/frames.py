@@ -1,0 +1,23 @@
+"""Frames into and out of a socket, without waiting, at a fraction of what the library's own multipart calls cost."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import zmq
+
+_NOW: Final = int(zmq.DONTWAIT)
+_NOW_MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
+_EVENTS: Final = int(zmq.EVENTS)
+_READABLE: Final = int(zmq.POLLIN)
+
+
+def send_frames(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
+    """All or nothing. Raises zmq.Again and other ZMQErrors."""
+    for frame in frames[:-1]:
+        socket.send(frame, _NOW_MORE)
+    socket.send(frames[-1], _NOW)
+
+
+def has_more(socket: "zmq.Socket[bytes]") -> bool:
+    """Whether a message waits. To ask is much cheaper than the exception that tells there is none."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)
