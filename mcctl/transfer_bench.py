@@ -27,7 +27,7 @@ from daemons.protocol.segment import Strided
 from daemons.transfer import ByteArray, Read, TransferEngine, Write, allocate_shared, contiguous
 from daemons.transfer.transports.tcp import streams_for
 from mcctl import perftest
-from mcctl.transfer_peer import REQUEST, PeerAnnouncement, set_buffers
+from mcctl.transfer_peer import REQUEST, TAKEN, PeerAnnouncement, receive, set_buffers
 
 Progress = Callable[[str], object]
 TransportName = Literal["shm", "tcp", "rdma"]
@@ -256,7 +256,7 @@ class _Case:
             case "shm":
                 return self._memcpy()
             case "tcp":
-                return self._sockets(stack)
+                return self._sockets(stack, operation)
             case "rdma":
                 return []
 
@@ -269,15 +269,23 @@ class _Case:
 
         return [lambda target=local: copy(target) for local in self._locals]  # type: ignore[misc]  # bound now
 
-    def _sockets(self, stack: contextlib.ExitStack) -> list[Callable[[], None]]:
-        """For each thread what a batch uses: so many streams, each asked for its share."""
+    def _sockets(
+        self, stack: contextlib.ExitStack, operation: Operation
+    ) -> list[Callable[[], None]]:
+        """For each thread what a batch uses: so many streams, each asked for its share or sent it."""
         num_streams = streams_for(self._total)
         share = self._total // num_streams
 
-        def ask(sock: socket.socket, target: memoryview) -> None:
-            sock.sendall(REQUEST.pack(len(target)))
-            while target:
-                target = target[sock.recv_into(target) :]
+        def read(sock: socket.socket, target: memoryview) -> None:
+            sock.sendall(REQUEST.pack(len(target), 0))
+            receive(sock, target)
+
+        def write(sock: socket.socket, source: memoryview) -> None:
+            sock.sendall(REQUEST.pack(len(source), 1))
+            sock.sendall(source)
+            receive(sock, memoryview(bytearray(len(TAKEN))))
+
+        ask = {"read": read, "write": write}[operation]
 
         def run_all(socks: Sequence[socket.socket], target: memoryview) -> None:
             others = [

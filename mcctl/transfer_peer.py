@@ -18,7 +18,10 @@ import msgspec
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import TransferEngine, allocate_shared
 
-REQUEST = struct.Struct("<Q")
+REQUEST = struct.Struct("<QB")
+"""Length, and whether the asking side sends the bytes; those are acknowledged with `TAKEN`."""
+
+TAKEN = b"taken"
 BUFFER_BYTES = 1 << 20
 """Of the plain sockets, equal to the engine's."""
 
@@ -35,12 +38,22 @@ def set_buffers(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
 
+def receive(connection: socket.socket, target: memoryview) -> None:
+    """All of it."""
+    while target:
+        target = target[connection.recv_into(target) :]
+
+
 def _serve(connection: socket.socket, memory: memoryview) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection:
         while request := connection.recv(REQUEST.size, socket.MSG_WAITALL):
-            (length,) = REQUEST.unpack(request)
-            connection.sendall(memory[:length])
+            length, is_write = REQUEST.unpack(request)
+            if not is_write:
+                connection.sendall(memory[:length])
+                continue
+            receive(connection, memory[:length])
+            connection.sendall(TAKEN)
 
 
 def _accept(listener: socket.socket, memory: memoryview) -> None:

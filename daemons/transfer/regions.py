@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import get_args
 
@@ -28,7 +28,9 @@ class RegionTable:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._regions: dict[int, Region] = {}
-        self._users: Counter[int] = Counter()
+        self._users: dict[int, int] = {}
+        self._num_waiting = 0
+        """Threads that wait for `_changed`: nobody is notified without need, as every request ends here."""
         self._pins: Counter[int] = Counter()
         self._ids = itertools.count(1)
 
@@ -62,7 +64,7 @@ class RegionTable:
         """From now on nobody begins to use it. Raises Pinned when a view is still open after `timeout_s`."""
         with self._changed:
             self._find(region_id)
-            if not self._changed.wait_for(lambda: not self._pins[region_id], timeout_s):
+            if not self._wait_for(lambda: not self._pins[region_id], timeout_s):
                 raise Pinned(
                     f"region {region_id} is shown by {self._pins[region_id]} views; close them first"
                 )
@@ -73,7 +75,7 @@ class RegionTable:
     def wait_unused(self, region_id: int, timeout_s: float) -> bool:
         """Whether all requests that use the region ended in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._users[region_id], timeout_s)
+            return self._wait_for(lambda: region_id not in self._users, timeout_s)
 
     def get(self, region_id: int) -> Region:
         region = self._regions.get(region_id)
@@ -96,14 +98,17 @@ class RegionTable:
         """`use` without its cost; `drop` must follow."""
         with self._lock:
             region = self._find(region_id)
-            self._users[region_id] += 1
+            self._users[region_id] = self._users.get(region_id, 0) + 1
         return region
 
     def drop(self, region_id: int) -> None:
-        with self._changed:
-            self._users[region_id] -= 1
-            if not self._users[region_id]:
-                del self._users[region_id]
+        with self._lock:
+            left = self._users[region_id] - 1
+            if left:
+                self._users[region_id] = left
+                return
+            del self._users[region_id]
+            if self._num_waiting:
                 self._changed.notify_all()
 
     def pin(self, region_id: int) -> Region:
@@ -143,6 +148,13 @@ class RegionTable:
         for region in regions:
             if region.fd is not None:
                 os.close(region.fd)
+
+    def _wait_for(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        self._num_waiting += 1
+        try:
+            return self._changed.wait_for(is_so, timeout_s)
+        finally:
+            self._num_waiting -= 1
 
     def _find(self, region_id: int) -> Region:
         region = self._regions.get(region_id)

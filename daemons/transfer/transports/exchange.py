@@ -75,18 +75,20 @@ def _receive_some(sock: socket.socket, scratch: memoryview, wanted: int, deadlin
                 raise
 
 
-def write_quick(stream: Stream, window: list[memoryview], batch: Batch) -> None:
+def write_quick(stream: Stream, request: bytes, source: memoryview, batch: Batch) -> None:
     """A WRITE whose bytes follow it at once, and its answer; mostly two calls."""
     sock, header = stream.sock, stream.scratch[: wire.REPLY.size]
-    count = 0
+    sent = count = 0
     try:
-        wire.drop_front(window, sock.sendmsg(window))
-        if not window:
+        sent = sock.sendmsg((request, source))
+        if sent == len(request) + len(source):
             count = sock.recv_into(header)
             if count == wire.REPLY.size and header == _OK:
                 return
     except BlockingIOError:
         pass
+    window = [memoryview(request), source]
+    wire.drop_front(window, sent)
     send(sock, iter(window), batch)
     fill(sock, iter([header[count:]]), batch)
     check_header(stream, batch, wire.REPLY.size)

@@ -71,11 +71,11 @@ class Service:
             or (self.rules.requires_capability and not connection.peer.is_daemon)
         ):
             return False
-        end = wire.REQUEST.size + wire.RANGE.size * count
-        runs = wire.runs_in(frame[wire.REQUEST.size : end], region.view)
-        if not runs or len(runs) != count:
+        runs = wire.runs_in(frame, count, region.view)
+        if runs is None:
             return False
-        length = sum([run.nbytes for run in runs])
+        end = wire.REQUEST.size + wire.RANGE.size * count
+        length = runs[0].nbytes if count == 1 else sum([run.nbytes for run in runs])
         if op == wire.Op.READ and len(frame) == end:
             if length > wire.MAX_INLINE:
                 return self._stream_quick(connection, region, runs, length)
@@ -140,12 +140,13 @@ class Service:
         connection.early, connection.unread_bytes = early, length - len(early)
         try:
             land_quick(connection, runs)
+            connection.is_landing = False
+            connection.sock.sendall(_OK)  # the writer goes on while this side tidies up
         finally:
             connection.is_landing = False
             connection.in_use = None
             self.regions.drop(region_id)
         self.counters.received_bytes += length
-        connection.sock.sendall(_OK)
         return True
 
     def serve(self, connection: Connection, request: wire.Request) -> None:

@@ -126,8 +126,9 @@ class StreamPool:
             wire.MAGIC, wire.Op.WRITE, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
             remote.offset, remote.row_bytes, 1, 0,
         )  # fmt: skip
-        window = [memoryview(request), source]
-        self._run_fenced(stream, batch, lambda stream: exchange.write_quick(stream, window, batch))
+        self._run_fenced(
+            stream, batch, lambda stream: exchange.write_quick(stream, request, source, batch)
+        )
         return True
 
     def write(self, batch: WriteBatch) -> None:

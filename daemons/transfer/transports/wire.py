@@ -177,11 +177,12 @@ def decode_request(frame: bytes | bytearray) -> Request:
     )
 
 
-def runs_in(packed: bytes, memory: memoryview) -> list[memoryview] | None:
-    """The bytes that packed ranges name; None unless each is one run inside the memory. Kept short."""
-    if len(packed) % RANGE.size:
-        return None
+def runs_in(frame: bytes, count: int, memory: memoryview) -> list[memoryview] | None:
+    """The bytes that the ranges of a request name; None unless each is one run inside the memory. Kept short."""
     size_bytes, runs = memory.nbytes, []
+    packed = memoryview(frame)[REQUEST.size : REQUEST.size + RANGE.size * count]
+    if not count or len(packed) != RANGE.size * count:
+        return None
     for offset, row_bytes, num_rows, _ in RANGE.iter_unpack(packed):
         end = offset + row_bytes
         if num_rows != 1 or not row_bytes or end > size_bytes:

@@ -49,15 +49,16 @@ def test_a_request_cannot_ask_for_endless_rows() -> None:
 def test_runs_are_found_only_where_all_lie_in_the_memory() -> None:
     memory = memoryview(bytes(range(100)))
 
-    def packed(*ranges: tuple[int, int, int]) -> bytes:
-        return b"".join(wire.RANGE.pack(*each, 0) for each in ranges)
+    def frame(*ranges: tuple[int, int, int]) -> bytes:
+        return bytes(wire.REQUEST.size) + b"".join(wire.RANGE.pack(*each, 0) for each in ranges)
 
-    found = wire.runs_in(packed((90, 10, 1), (0, 1, 1)), memory)
+    found = wire.runs_in(frame((90, 10, 1), (0, 1, 1)), 2, memory)
     assert found is not None
     assert [bytes(run) for run in found] == [bytes(range(90, 100)), b"\0"]
     for wrong in ((90, 11, 1), (5, 0, 1), (5, 1, 2), (5, 1, 0), (1 << 63, 1 << 63, 1), (101, 1, 1)):
-        assert wire.runs_in(packed((0, 1, 1), wrong), memory) is None, wrong
-    assert wire.runs_in(packed((0, 1, 1))[:-1], memory) is None
+        assert wire.runs_in(frame((0, 1, 1), wrong), 2, memory) is None, wrong
+    assert wire.runs_in(frame((0, 1, 1))[:-1], 1, memory) is None
+    assert wire.runs_in(frame(), 0, memory) is None
 
 
 @given(st.lists(st.integers(1, 9), max_size=1200), st.integers(1, 50))
