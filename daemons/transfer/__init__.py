@@ -1,7 +1,7 @@
 """How bytes move: registered regions, READ and WRITE over shared memory, RDMA or TCP, and what fences both."""
 
 from daemons.protocol.segment import Grant, RegionRef
-from daemons.transfer.buffers import as_bytes
+from daemons.transfer.buffers import as_bytes, as_memory
 from daemons.transfer.capability import BadCapability, Capability
 from daemons.transfer.engine import TransferEngine
 from daemons.transfer.generation import GenerationTable
@@ -54,6 +54,7 @@ __all__ = [
     "adopt_shared",
     "allocate_shared",
     "as_bytes",
+    "as_memory",
     "contiguous",
     "host_id",
     "prefault",

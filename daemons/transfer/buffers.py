@@ -1,4 +1,4 @@
-"""Any memory a user hands over as flat bytes, without a copy: buffers, numpy, mmap, torch tensors on the CPU.
+"""Any memory a user hands over as flat bytes, without a copy: buffers, numpy, mmap, torch tensors on CPU and GPU.
 
 torch is never imported: a tensor is known by what it offers.
 """
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemons.core.errors import TransferError
+from daemons.transfer.cuda import load_driver
+from daemons.transfer.device_memory import DeviceMemory, LocalMemory
 from daemons.transfer.strided import ByteArray
 
 
@@ -30,6 +32,7 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any] | Tensor
 """What can be registered; Python 3.11 has no type for the buffer protocol itself."""
 
 
+_HOST, _CUDA = "cpu", "cuda"
 _PLAIN = (np.ndarray, bytes, bytearray, memoryview, mmap.mmap)
 
 
@@ -47,6 +50,17 @@ def as_bytes(memory: Buffer) -> ByteArray:
         raise TransferError(f"not a contiguous buffer: {error}") from error
 
 
+def as_memory(memory: Buffer) -> LocalMemory:
+    """The same, and memory of a GPU where it is that. Raises CudaError where the NVIDIA driver is missing."""
+    if isinstance(memory, _PLAIN) or not isinstance(memory, Tensor):
+        return as_bytes(memory)
+    kind, _, index = _device_of(memory).partition(":")
+    if kind != _CUDA:
+        return _tensor_bytes(memory)
+    size_bytes = _size_of(memory)
+    return DeviceMemory(load_driver(), int(index or 0), memory.data_ptr(), size_bytes, memory)
+
+
 class _TensorMemory:
     """Shows a tensor to numpy, and lives as long as the array does."""
 
@@ -61,14 +75,18 @@ class _TensorMemory:
 
 
 def _tensor_bytes(tensor: Tensor) -> ByteArray:
-    device = str(getattr(tensor, "device", "cpu"))
-    if device != "cpu":
-        raise TransferError(
-            f"a tensor on {device} cannot be registered: copy it to pinned host memory first "
-            "(staging), or use the rdma transport with GPUDirect"
-        )
-    if not tensor.is_contiguous():
-        raise TransferError("not a contiguous buffer: call contiguous() on the tensor first")
-    if not tensor.numel():
+    if (device := _device_of(tensor)) != _HOST:
+        raise TransferError(f"a tensor on {device} is not host memory: copy it with cpu() first")
+    if not _size_of(tensor):
         return np.empty(0, np.uint8)
     return cast(ByteArray, np.asarray(_TensorMemory(tensor)))
+
+
+def _device_of(tensor: Tensor) -> str:
+    return str(getattr(tensor, "device", _HOST))
+
+
+def _size_of(tensor: Tensor) -> int:
+    if not tensor.is_contiguous():
+        raise TransferError("not a contiguous buffer: call contiguous() on the tensor first")
+    return tensor.numel() * tensor.element_size()

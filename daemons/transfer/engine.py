@@ -6,25 +6,20 @@ READ: the owner of memory is the one who writes it. WRITE is for users who agree
 """
 
 import contextlib
-import dataclasses
 import functools
-import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from daemons.core.errors import ConfigError, TransferError, Unavailable
+from daemons.core.errors import McError, TransferError, Unavailable
 from daemons.core.ids import Epoch, new_epoch
 from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
 from daemons.transfer.buffers import Buffer
 from daemons.transfer.capability import Capability, CapabilityKey, Operation
-from daemons.transfer.handle import BatchStatus, Handle, run_in_order
+from daemons.transfer.handle import Handle, Submissions
 from daemons.transfer.hardware import Topology
-from daemons.transfer.links import interface_to
 from daemons.transfer.listeners import listen
 from daemons.transfer.memory import Access, SharedMemory, host_id
 from daemons.transfer.notifications import MAX_MESSAGE_BYTES, Notification, Notifications
@@ -32,26 +27,19 @@ from daemons.transfer.plan import PathView
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within
 from daemons.transfer.topology import discover
+from daemons.transfer.transport_table import TransportSettings, TransportTable, check_schemes
 from daemons.transfer.transports.access import AccessRules
 from daemons.transfer.transports.base import (
     Read,
     ReadBatch,
-    Transport,
-    Unreachable,
     Write,
     WriteBatch,
-    describe,
 )
 from daemons.transfer.transports.loopback import LoopbackTransport
-from daemons.transfer.transports.rdma import open_rdma
 from daemons.transfer.transports.server import DataServer
 from daemons.transfer.transports.service import ServerCounters, Service
-from daemons.transfer.transports.shm import ShmTransport
-from daemons.transfer.transports.tcp import TcpTransport
 from daemons.transfer.view import View, check_ranges
 
-_SCHEMES = ("shm", "tcp", "rdma")
-_NUM_SUBMIT_WORKERS = 4
 _DEREGISTER_GRACE_S = 0.05
 _UNPIN_GRACE_S = 0.25
 _DEREGISTER_TIMEOUT_S = 5.0
@@ -81,77 +69,37 @@ class TransferEngine:
         max_notifications: int = 1024,
         topology: Path | None = None,
     ) -> None:
-        unknown = [scheme for scheme in transports if scheme not in _SCHEMES]
-        if unknown:
-            raise ConfigError(f"transport {unknown[0]!r} is not one of {', '.join(_SCHEMES)}")
-        epoch = new_epoch() if epoch is None else epoch
-        if require_capability is None:
-            require_capability = secret is not None
+        check_schemes(transports)
         self._secret = secret
         self._topology_file = topology
         if topology is not None:
             _ = self.topology  # a wrong file is refused now, not at the first transfer
+        settings = TransportSettings(
+            epoch=new_epoch() if epoch is None else epoch,
+            bind_host=bind_host,
+            schemes=transports,
+            secret=secret,
+            is_guarded=secret is not None if require_capability is None else require_capability,
+        )
         self._regions = RegionTable()
         self._notifications = Notifications(max_notifications)
-        self._key = CapabilityKey(epoch, secret)
-        self._shm = ShmTransport(host_id(), self._regions, secret) if "shm" in transports else None
-        self._transports: list[Transport] = [
-            LoopbackTransport({epoch: self._regions}, {epoch: self._notifications})
-        ]
-        self._tcp = None
-        if "tcp" in transports:
-            self._tcp = TcpTransport(secret, link_speed=self._link_speed)
+        self._key = CapabilityKey(settings.epoch, secret)
+        self._submissions = Submissions(self.run)
+        self._unix_path = (
+            unix_dir / f"{settings.epoch:x}.sock" if unix_dir and "shm" in transports else None
+        )
         with contextlib.ExitStack() as undo:
-            self._rdma = None
-            if "rdma" in transports:
-                # Keys open whole regions: where others may only do what is granted, nobody without the secret gets one.
-                guard = secrets.token_bytes(32) if require_capability and secret is None else secret
-                self._rdma = open_rdma(
-                    epoch,
-                    bind_host,
-                    self._deliver,
-                    guard,
-                    is_required="tcp" not in transports,
-                    topology=self.topology,
-                )
-            if self._rdma is not None:
-                undo.callback(self._rdma.close)
-            known = {"shm": self._shm, "tcp": self._tcp, "rdma": self._rdma}
-            order = [scheme for scheme in transports if known[scheme] is not None]
-            self._transports += [found for scheme in order if (found := known[scheme])]
-            # The short ways are for those that the long way would try first.
-            self._quick_shm = self._shm if order[:1] == ["shm"] else None
-            is_after_rdma = "rdma" in order[: order.index("tcp")] if self._tcp else False
-            self._quick_tcp = None if is_after_rdma else self._tcp
-            self._unix_path = (
-                unix_dir / f"{epoch:x}.sock" if unix_dir and "shm" in transports else None
-            )
+            self._transports = self._open_transports(settings)
+            undo.callback(self._transports.close)
             hosts = (bind_host, *more_hosts) if "tcp" in transports else ()
             listeners, endpoints = listen(hosts, tcp_port, self._unix_path)
             for listener in listeners:
                 undo.enter_context(listener)
             undo.callback(self._unlink)
-            self.address = DataAddress(
-                host_id=host_id(),
-                unix_path=str(self._unix_path or ""),
-                tcp=endpoints[0] if endpoints else "",
-                tcp_more=endpoints[1:],
-                epoch=epoch,
-                rdma=self._rdma.endpoint if self._rdma else "",
-            )
-            if self._shm is not None and self._unix_path is not None:
-                self._shm.local_address = self.address
-            service = Service(
-                regions=self._regions,
-                epoch=epoch,
-                rules=AccessRules(self._key, secret, require_capability),
-                notifications=self._notifications,
-                pull=self._pull,
-            )
-            self._server = DataServer(service, listeners)
+            self.address = self._address(settings.epoch, endpoints)
+            self._transports.tell_address(self.address)
+            self._server = DataServer(self._service(settings), listeners)
             undo.pop_all()
-        self._submit_workers: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
 
     @functools.cached_property
     def topology(self) -> Topology:
@@ -178,12 +126,16 @@ class TransferEngine:
     def register(self, memory: SharedMemory | Buffer, access: Access = "read") -> RegionRef:
         """Let peers READ this memory, with "read-write" also WRITE it. It stays the caller's until `deregister`.
 
-        Takes anything with a contiguous buffer: bytes, numpy, mmap, torch tensors on the CPU. Peers on this host
-        copy straight from a SharedMemory (`allocate_shared`). Raises TransferError where regions overlap.
+        Takes anything with a contiguous buffer: bytes, numpy, mmap, torch tensors. Peers on this host copy straight
+        from a SharedMemory (`allocate_shared`). Memory of a GPU is reached by the NIC over rdma, else staged in host
+        memory. Raises TransferError where regions overlap, or the NVIDIA driver is missing.
         """
         region = self._regions.register(memory, access)
-        if self._rdma is not None:
-            self._rdma.register(region)
+        try:
+            self._transports.register(region)
+        except McError:
+            self._regions.deregister(region.region_id)
+            raise
         return RegionRef(
             address=self.address, region_id=region.region_id, size_bytes=region.size_bytes
         )
@@ -197,8 +149,7 @@ class TransferEngine:
         # Peers say a moment later that their last view has ended.
         self._regions.deregister(region_id, max(timeout_s, _UNPIN_GRACE_S))
         self._server.forget(region_id)
-        if self._rdma is not None:
-            self._rdma.deregister(region_id, _DEREGISTER_TIMEOUT_S)
+        self._transports.deregister(region_id)
         if self._regions.wait_unused(region_id, _DEREGISTER_GRACE_S):
             return
         self._server.cut(region_id)
@@ -247,7 +198,7 @@ class TransferEngine:
         """
         deadline_s = time.monotonic() + timeout_s
         is_plain = len(reads) == 1 and generation is None and capability is None
-        if is_plain and self._read_quick(region, reads[0], deadline_s):
+        if is_plain and self._transports.read_quick(region, reads[0], deadline_s):
             return
         batch = ReadBatch(region, reads, generation, timeout_s, capability=capability)
         batch.deadline_s = deadline_s
@@ -268,32 +219,12 @@ class TransferEngine:
         """
         batch = WriteBatch(region, writes, timeout_s, notify=notify, capability=capability)
         is_plain = len(writes) == 1 and notify is None and capability is None
-        if not is_plain or not self._write_quick(batch):
+        if not is_plain or not self._transports.write_quick(batch):
             self.run(batch)
 
     def run(self, batch: ReadBatch | WriteBatch) -> None:
         """`read` or `write` for a prepared batch: with a cancel flag, or a callback per read."""
-        batch.check()
-        message = batch.notify
-        if message is not None and len(message) > MAX_MESSAGE_BYTES:
-            raise TransferError(f"a notification has at most {MAX_MESSAGE_BYTES} bytes")
-        address = batch.region.address
-        reason = "no transport of this process reaches it"
-        for transport in self._transports:
-            if not transport.reaches(address):
-                continue
-            try:
-                if isinstance(batch, ReadBatch):
-                    transport.read(batch)
-                else:
-                    transport.write(batch)
-            except Unreachable as error:
-                reason = error.message
-                continue
-            if message is not None:
-                transport.notify(batch, message)
-            return
-        raise Unavailable(f"{describe(address)} cannot be reached: {reason}")
+        self._transports.run(batch)
 
     def mapped(self, region: RegionRef) -> tuple[ByteArray, Callable[[], bool]] | None:
         """Read-only memory of a peer on this host that was READ before, and a call that says whether it still is its.
@@ -301,9 +232,7 @@ class TransferEngine:
         For many small looks: without a pin, a copy, or a check of bounds. What was seen counts only if the call says
         True afterwards, and where a checksum says so. None: READ it.
         """
-        if self._quick_shm is None or not self._quick_shm.reaches(region.address):
-            return None
-        return self._quick_shm.mapped(region)
+        return self._transports.mapped(region)
 
     def view(self, region: RegionRef, ranges: Sequence[Strided], *, timeout_s: float = 5.0) -> View:
         """Look at a peer's shared region without a copy; the peer cannot deregister it until the view is closed.
@@ -314,10 +243,11 @@ class TransferEngine:
         region_id = region.region_id
         if region.address.epoch == self.address.epoch:
             own = self._regions.pin(region_id)
+            if own.device is not None:
+                self._regions.unpin(region_id)
+                raise TransferError(f"region {region_id} is memory of a GPU; READ it")
             return View(own.array, ranges, lambda: self._regions.unpin(region_id))
-        if self._shm is None or not self._shm.reaches(region.address):
-            raise TransferError(f"{describe(region.address)} is not on this host; READ it")
-        peer, mapped = self._shm.pin(region, timeout_s)
+        peer, mapped = self._transports.pin(region, timeout_s)
         try:
             check_ranges(ranges, mapped.nbytes)
         except TransferError:
@@ -327,26 +257,11 @@ class TransferEngine:
 
     def paths(self, address: DataAddress) -> list[PathView]:
         """How the TCP addresses of a peer with several do; empty before the first transfer."""
-        return [] if self._tcp is None else self._tcp.views(address)
+        return self._transports.paths(address)
 
     def submit(self, batches: Sequence[ReadBatch | WriteBatch]) -> Handle:
         """Run batches one after the other on a thread of the engine, up to the first that fails."""
-        with self._lock:
-            if self._submit_workers is None:
-                self._submit_workers = ThreadPoolExecutor(
-                    _NUM_SUBMIT_WORKERS, thread_name_prefix="mc-transfer"
-                )
-        cancelled = threading.Event()
-        statuses = [BatchStatus(batch) for batch in batches]
-        mine = [
-            dataclasses.replace(batch, cancelled=cancelled, progress=status.before(batch.progress))
-            for batch, status in zip(batches, statuses, strict=True)
-        ]
-        handle = Handle(statuses, cancelled)
-        handle.future = self._submit_workers.submit(
-            run_in_order, self.run, mine, statuses, cancelled
-        )
-        return handle
+        return self._submissions.submit(batches)
 
     def wait(self, handle: Handle, timeout_s: float | None = None) -> None:
         handle.wait(timeout_s)
@@ -364,38 +279,44 @@ class TransferEngine:
 
     def close(self) -> None:
         """Ends the data port and all that is under way. Views of this process end with it."""
-        if self._submit_workers is not None:
-            self._submit_workers.shutdown(cancel_futures=True)
+        self._submissions.close()
         self._server.close()
-        for transport in self._transports:
-            transport.close()
+        self._transports.close()
         self._regions.close()
         self._unlink()
 
-    def _read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
-        """One contiguous READ by the path that the long way would take; False where that must be found out."""
-        address = region.address
-        if self._quick_shm is not None and self._quick_shm.reaches(address):
-            return self._quick_shm.read_mapped(region, read)
-        tcp, is_foreign = self._quick_tcp, address.epoch != self.address.epoch
-        return tcp is not None and is_foreign and tcp.read_quick(region, read, deadline_s)
+    def _open_transports(self, settings: TransportSettings) -> TransportTable:
+        epoch = settings.epoch
+        return TransportTable(
+            settings,
+            self._regions,
+            LoopbackTransport({epoch: self._regions}, {epoch: self._notifications}),
+            deliver=self._deliver,
+            topology=lambda: self.topology,
+        )
 
-    def _write_quick(self, batch: WriteBatch) -> bool:
-        address = batch.region.address
-        if address.epoch == self.address.epoch:
-            return False
-        batch.check()
-        if self._quick_shm is not None and self._quick_shm.reaches(address):
-            return self._quick_shm.write_quick(batch)
-        return self._quick_tcp is not None and self._quick_tcp.write_quick(batch)
+    def _address(self, epoch: Epoch, endpoints: Sequence[str]) -> DataAddress:
+        return DataAddress(
+            host_id=host_id(),
+            unix_path=str(self._unix_path or ""),
+            tcp=endpoints[0] if endpoints else "",
+            tcp_more=list(endpoints[1:]),
+            epoch=epoch,
+            rdma=self._transports.rdma_endpoint,
+        )
+
+    def _service(self, settings: TransportSettings) -> Service:
+        return Service(
+            regions=self._regions,
+            epoch=settings.epoch,
+            rules=AccessRules(self._key, settings.secret, settings.is_guarded),
+            notifications=self._notifications,
+            pull=self._transports.pull,
+        )
 
     def _unlink(self) -> None:
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
-
-    def _link_speed(self, endpoint: str) -> float | None:
-        nic = interface_to(endpoint)
-        return self.topology.link_bytes_per_s(nic) if nic else None
 
     def _deliver(self, region_id: int, message: bytes) -> bool:
         """A notification that came by RDMA; the others come by the data port."""
@@ -403,6 +324,3 @@ class TransferEngine:
         if len(message) > MAX_MESSAGE_BYTES:
             raise TransferError(f"a notification has at most {MAX_MESSAGE_BYTES} bytes")
         return self._notifications.put(Notification(region_id, message))
-
-    def _pull(self, batch: ReadBatch) -> bool:
-        return self._shm is not None and self._shm.pull(batch)

@@ -1,14 +1,17 @@
 """A submitted list of batches, slice by slice: what has been moved, what failed, and when it is really over."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Literal, NamedTuple
 
 from daemons.core.errors import McError, Unavailable
 from daemons.transfer.transports.base import Cancelled, NotOver, ReadBatch, WriteBatch
+
+_NUM_WORKERS = 4
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
@@ -105,6 +108,38 @@ class Handle:
         if not isinstance(error, NotOver):
             return True
         return error.path.wait_closed(max(0.0, deadline_s - time.monotonic()))
+
+
+class Submissions:
+    """Runs lists of batches on a few threads, which start with the first. Thread safe."""
+
+    def __init__(self, run: Callable[[ReadBatch | WriteBatch], None]) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+
+    def submit(self, batches: Sequence[ReadBatch | WriteBatch]) -> Handle:
+        """One after the other, up to the first that fails."""
+        cancelled = threading.Event()
+        statuses = [BatchStatus(batch) for batch in batches]
+        mine = [
+            dataclasses.replace(batch, cancelled=cancelled, progress=status.before(batch.progress))
+            for batch, status in zip(batches, statuses, strict=True)
+        ]
+        handle = Handle(statuses, cancelled)
+        handle.future = self._started().submit(run_in_order, self._run, mine, statuses, cancelled)
+        return handle
+
+    def close(self) -> None:
+        """Waits for what runs; what has not begun never does."""
+        if self._workers is not None:
+            self._workers.shutdown(cancel_futures=True)
+
+    def _started(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="mc-transfer")
+            return self._workers
 
 
 def run_in_order(

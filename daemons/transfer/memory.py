@@ -20,6 +20,7 @@ import numpy as np
 from daemons.core.errors import ConfigError, Exhausted, TransferError
 from daemons.core.ids import HostId
 from daemons.core.units import MIB, format_size
+from daemons.transfer.device_memory import DeviceMemory, LocalMemory, address_of
 from daemons.transfer.strided import ByteArray
 
 _ALLOCATE_STEP = 256 * MIB
@@ -210,25 +211,33 @@ def _allocate_pages(fd: int, size_bytes: int, where: Path, progress: Progress | 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Registered memory. `fd` is there when peers on this host may map it."""
+    """Registered memory. `fd` is there when peers on this host may map it.
+
+    Memory of a GPU is `device`; `array` and `view` are then empty, so that nothing looks at it by them.
+    """
 
     region_id: int
     array: ByteArray
     view: memoryview
     fd: int | None
     access: Access = "read"
+    device: DeviceMemory | None = None
+
+    @property
+    def memory(self) -> LocalMemory:
+        return self.array if self.device is None else self.device
 
     @property
     def size_bytes(self) -> int:
-        return self.array.nbytes
+        return self.memory.nbytes
 
     @property
     def address(self) -> int:
-        return int(self.array.ctypes.data)
+        return address_of(self.memory)
 
     def word(self, index: int) -> int:
         """Little-endian u64 `index`, read in one load."""
-        if index < 0 or (index + 1) * 8 > self.size_bytes:
+        if index < 0 or (index + 1) * 8 > self.array.nbytes:
             raise TransferError(f"generation word {index} is outside region {self.region_id}")
         return int(np.ndarray((), "<u8", self.array, index * 8))
 

@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import get_args
 
+import numpy as np
+
 from daemons.core.errors import Conflict, TransferError
-from daemons.transfer.buffers import Buffer, as_bytes
+from daemons.transfer.buffers import Buffer, as_memory
+from daemons.transfer.device_memory import DeviceMemory, address_of
 from daemons.transfer.memory import Access, Region, SharedMemory
 from daemons.transfer.strided import ByteArray
+
+_NO_BYTES: ByteArray = np.empty(0, np.uint8)
 
 
 class Pinned(Conflict):
@@ -37,26 +42,28 @@ class RegionTable:
     def register(self, memory: SharedMemory | Buffer, access: Access = "read") -> Region:
         """Name this memory; its bytes stay the caller's. Memory registered already is refused."""
         shared = memory if isinstance(memory, SharedMemory) else None
-        array = shared.array if shared else as_bytes(memory)  # type: ignore[arg-type]  # narrowed above
+        found = shared.array if shared else as_memory(memory)  # type: ignore[arg-type]  # narrowed above
         if access not in get_args(Access):
             raise TransferError(f"access {access!r} is not one of {', '.join(get_args(Access))}")
-        if not array.nbytes:
+        if not found.nbytes:
             raise TransferError("an empty region cannot be registered")
-        if access == "read-write" and not array.flags.writeable:
+        if access == "read-write" and not found.flags.writeable:
             raise TransferError("read-only memory cannot be registered for WRITE")
-        start = array.ctypes.data
+        device = found if isinstance(found, DeviceMemory) else None
+        array = _NO_BYTES if isinstance(found, DeviceMemory) else found
+        start = address_of(found)
         with self._lock:
             for other in self._regions.values():
                 if (
                     start < other.address + other.size_bytes
-                    and other.address < start + array.nbytes
+                    and other.address < start + found.nbytes
                 ):
                     raise TransferError(
                         f"memory overlaps region {other.region_id}; register it once"
                     )
             region_id = next(self._ids)
             fd = None if shared is None else _reopen_read_only(shared.fd)
-            region = Region(region_id, array, array.data, fd, access)
+            region = Region(region_id, array, array.data, fd, access, device)
             self._regions[region_id] = region
         return region
 

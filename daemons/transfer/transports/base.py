@@ -12,7 +12,8 @@ from typing import ClassVar, NamedTuple, Protocol
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import short
 from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
-from daemons.transfer.strided import ByteArray, check_within, contiguous, length_of
+from daemons.transfer.device_memory import LocalMemory
+from daemons.transfer.strided import check_within, contiguous, length_of
 
 
 class Unreachable(Unavailable):
@@ -60,11 +61,11 @@ class Read(NamedTuple):
     """Remote ranges into local memory; equal lengths, any two shapes. A tuple, as there are thousands a second."""
 
     remote: Strided
-    local: ByteArray
+    local: LocalMemory
     target: Strided
 
     @classmethod
-    def into(cls, remote: Strided, local: ByteArray, offset: int = 0) -> "Read":
+    def into(cls, remote: Strided, local: LocalMemory, offset: int = 0) -> "Read":
         """The rows one behind the other at `offset` of `local`."""
         return cls(remote, local, contiguous(offset, remote.length))
 
@@ -72,12 +73,12 @@ class Read(NamedTuple):
 class Write(NamedTuple):
     """Local ranges into a peer's region; equal lengths, any two shapes."""
 
-    local: ByteArray
+    local: LocalMemory
     source: Strided
     remote: Strided
 
     @classmethod
-    def at(cls, remote_offset: int, local: ByteArray) -> "Write":
+    def at(cls, remote_offset: int, local: LocalMemory) -> "Write":
         """All of `local` in one run."""
         return cls(local, contiguous(0, local.nbytes), contiguous(remote_offset, local.nbytes))
 

@@ -11,7 +11,14 @@ import msgspec
 from daemons.core.errors import TransferError, Unavailable
 from daemons.protocol.base import MALFORMED, Record
 from daemons.protocol.segment import RegionRef, Strided
+from daemons.transfer.device_memory import (
+    DeviceMemory,
+    on_host,
+    pieces_between,
+    pieces_of,
+)
 from daemons.transfer.memory import Region
+from daemons.transfer.staging import STAGES, reads_of
 from daemons.transfer.strided import check_within, iovecs_of
 from daemons.transfer.transports import cross_memory, sockets, wire
 from daemons.transfer.transports.base import Read, ReadBatch
@@ -42,13 +49,24 @@ def land(connection: Connection, region: Region, request: wire.Request, pull: Pu
     """Carry out a WRITE that was checked; False where its source cannot be read from here."""
     match request.op:
         case wire.Op.WRITE:
-            _receive(connection, vectors_of(region, request.ranges))
+            _receive_into(connection, region, request.ranges)
         case wire.Op.STREAM:
             connection.sock.sendall(wire.reply(wire.Status.OK))
-            _receive(connection, vectors_of(region, request.ranges))
+            _receive_into(connection, region, request.ranges)
         case _:
             return _pull(connection, region, request, pull)
     return True
+
+
+def _receive_into(connection: Connection, region: Region, ranges: Sequence[Strided]) -> None:
+    if region.device is None:
+        _receive(connection, vectors_of(region, ranges))
+        return
+    for piece in pieces_of(ranges):
+        with STAGES.stage(region.device) as stage:
+            _receive(connection, iter([stage.first(piece.length)]))
+            connection.check_writer()
+            region.device.scatter(piece, stage)
 
 
 def _pull(connection: Connection, region: Region, request: wire.Request, pull: Pull) -> bool:
@@ -60,19 +78,42 @@ def _pull(connection: Connection, region: Region, request: wire.Request, pull: P
         raise TransferError(f"the source of a WRITE cannot be read: {error}") from error
     if len(source.ranges) != len(request.ranges):
         raise TransferError("a WRITE names another number of sources than of targets")
-    reads = [
-        Read(remote, region.array, target)
-        for remote, target in zip(source.ranges, request.ranges, strict=True)
-    ]
 
-    connection.check_writer()
-    if source.region is None:
-        return _pull_across(connection, reads)
+    def carry(reads: Sequence[Read]) -> bool:
+        connection.check_writer()
+        if source.region is None:
+            return _pull_across(connection, reads)
+        return _pull_mapped(connection, source.region, reads, pull)
 
+    pairs = list(zip(source.ranges, request.ranges, strict=True))
+    if region.device is None:
+        return carry([Read(remote, region.array, target) for remote, target in pairs])
+    return all(_pull_staged(region.device, *pair, carry) for pair in pairs)
+
+
+def _pull_staged(
+    memory: DeviceMemory,
+    remote: Strided,
+    target: Strided,
+    carry: Callable[[Sequence[Read]], bool],
+) -> bool:
+    if remote.length != target.length:
+        raise TransferError("a source of a WRITE is not as long as its target")
+    for piece in pieces_between(remote, target):
+        with STAGES.stage(memory) as stage:
+            if not carry(reads_of(piece, stage)):
+                return False
+            memory.scatter(piece, stage)
+    return True
+
+
+def _pull_mapped(
+    connection: Connection, region: RegionRef, reads: Sequence[Read], pull: Pull
+) -> bool:
     def check_writer(_: int) -> None:
         connection.check_writer()
 
-    batch = ReadBatch(source.region, reads, timeout_s=STALL_S, on_read=check_writer)
+    batch = ReadBatch(region, reads, timeout_s=STALL_S, on_read=check_writer)
     batch.check()
     try:
         return pull(batch)
@@ -91,7 +132,7 @@ def _pull_across(connection: Connection, reads: Sequence[Read]) -> bool:
         if remote.length != target.length:
             raise TransferError("a source of a WRITE is not as long as its target")
         try:
-            cross_memory.read(memory, remote, local, target, connection.check_writer)
+            cross_memory.read(memory, remote, on_host(local), target, connection.check_writer)
         except PermissionError:
             return False
         except ConnectionError:

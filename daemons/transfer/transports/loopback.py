@@ -4,9 +4,11 @@ from typing import ClassVar
 
 from daemons.core.errors import Exhausted, TransferError
 from daemons.protocol.segment import DataAddress
+from daemons.transfer.device_memory import on_host
 from daemons.transfer.memory import Region
 from daemons.transfer.notifications import Notification, Notifications
 from daemons.transfer.regions import RegionTable
+from daemons.transfer.staging import read_device, write_device
 from daemons.transfer.strided import copy
 from daemons.transfer.transports.base import ReadBatch, WriteBatch
 
@@ -36,7 +38,11 @@ class LoopbackTransport:
                 batch.check_generation(table.get(guard.region_id).word(guard.index))
             for index, read in enumerate(batch.reads):
                 batch.remaining_s()
-                copy(region.array, read.remote, read.local, read.target)
+                local = on_host(read.local)
+                if region.device is None:
+                    copy(region.array, read.remote, local, read.target)
+                else:
+                    read_device(region.device, read.remote, local, read.target)
                 batch.finish(index)
             if guard is not None:
                 batch.check_generation(table.get(guard.region_id).word(guard.index))
@@ -49,7 +55,10 @@ class LoopbackTransport:
                 raise TransferError(f"region {region.region_id} is registered for READ only")
             for index, (local, source, remote) in enumerate(batch.writes):
                 batch.remaining_s()
-                copy(local, source, region.array, remote)
+                if region.device is None:
+                    copy(on_host(local), source, region.array, remote)
+                else:
+                    write_device(region.device, remote, on_host(local), source)
                 batch.finish(index)
 
     def notify(self, batch: ReadBatch | WriteBatch, message: bytes) -> None:

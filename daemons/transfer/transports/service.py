@@ -6,15 +6,19 @@ How WRITEs land is landing.py's.
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from daemons.core.errors import McError, TransferError
 from daemons.core.ids import Epoch
+from daemons.protocol.segment import Strided
 from daemons.transfer.capability import BadCapability, Operation
+from daemons.transfer.cuda import CudaError
+from daemons.transfer.device_memory import DeviceMemory, pieces_of
 from daemons.transfer.memory import Region
 from daemons.transfer.notifications import Notification, Notifications
 from daemons.transfer.regions import RegionTable
+from daemons.transfer.staging import STAGES
 from daemons.transfer.strided import check_within, length_of
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.access import AccessRules
@@ -154,6 +158,9 @@ class Service:
         try:
             self._check_epoch(request)
             self._dispatch(connection, request)
+        except CudaError as error:
+            # In the middle of the bytes nothing else can be said on this connection.
+            raise ConnectionAbortedError(error.message) from error
         except BadCapability as error:
             self._refuse(connection, wire.Status.FORBIDDEN, error)
         except StaleEpoch as error:
@@ -211,7 +218,12 @@ class Service:
             length = self._check(connection, region, request, "read")
             header = wire.reply(wire.Status.OK, length, self._word(request))
             rows = sum(ranges.num_rows for ranges in request.ranges)
-            if length <= wire.MAX_INLINE and rows <= _MAX_INLINE_ROWS:
+            if region.device is not None:
+                _send(connection.sock, iter([memoryview(header)]))
+                _send_staged(connection.sock, region.device, request.ranges)
+                trailer = wire.TRAILER.pack(wire.MAGIC, self._word(request))
+                _send(connection.sock, iter([memoryview(trailer)]))
+            elif length <= wire.MAX_INLINE and rows <= _MAX_INLINE_ROWS:
                 payload = b"".join(vectors_of(region, request.ranges))
                 trailer = wire.TRAILER.pack(wire.MAGIC, self._word(request))
                 _send(connection.sock, iter([memoryview(header + payload + trailer)]))
@@ -241,7 +253,7 @@ class Service:
             connection.mapped.add(region.region_id)
         descriptor = self.regions.duplicate_fd(region.region_id) if may_map else None
         if descriptor is None:
-            address = region.address if may_map else 0
+            address = region.address if may_map and region.device is None else 0
             connection.sock.sendall(
                 wire.reply(wire.Status.PRIVATE, region.size_bytes if may_map else 0, address)
             )
@@ -298,6 +310,13 @@ class Service:
         drain(connection)
         text = error.message.encode()[:1024]
         connection.sock.sendall(wire.reply(status, len(text)) + text)
+
+
+def _send_staged(sock: socket.socket, memory: DeviceMemory, ranges: Sequence[Strided]) -> None:
+    for piece in pieces_of(ranges):
+        with STAGES.stage(memory) as stage:
+            memory.gather(piece, stage)
+            _send(sock, iter([stage.first(piece.length)]))
 
 
 def _with_header(header: bytes, vectors: Iterator[memoryview]) -> Iterator[memoryview]:

@@ -14,6 +14,7 @@ from typing import ClassVar
 from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import HostId
 from daemons.protocol.segment import DataAddress, RegionRef, Strided
+from daemons.transfer.device_memory import address_of, on_host
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
 from daemons.transfer.transports import cross_memory, exchange, sockets, wire
@@ -50,7 +51,7 @@ class ShmTransport:
         mapped = None if peer is None else peer.maps.get(region.region_id)
         if peer is None or mapped is None:
             return False
-        remote, local, target = read
+        remote, local, target = read.remote, on_host(read.local), read.target
         offset, length, start = remote.offset, remote.row_bytes, target.offset
         if (
             not remote.num_rows == target.num_rows == 1
@@ -98,7 +99,8 @@ class ShmTransport:
 
     def write_quick(self, batch: WriteBatch) -> bool:
         """The short way for one small checked WRITE to a peer it `reaches`; False when it needs the long way."""
-        address, (local, source, remote) = batch.region.address, batch.writes[0]
+        address, (memory, source, remote) = batch.region.address, batch.writes[0]
+        local = on_host(memory)
         peer = self._peers.get((address.unix_path, address.epoch))
         length, start = remote.row_bytes, source.offset
         return (
@@ -178,7 +180,7 @@ class ShmTransport:
     def _sources(self, writes: Sequence[Write]) -> list[bytes]:
         """For each request, where the target finds our memory: in a region that it can map, else by address."""
         region, base = self._mappable(writes)
-        ranges = [_moved(w.source, int(w.local.ctypes.data) - base) for w in writes]
+        ranges = [_moved(w.source, address_of(w.local) - base) for w in writes]
         return [
             encode_pull_source(
                 PullSource(region=region, ranges=ranges[start : start + wire.MAX_RANGES])
@@ -188,7 +190,7 @@ class ShmTransport:
 
     def _mappable(self, writes: Sequence[Write]) -> tuple[RegionRef | None, int]:
         """The shared region that holds all of it, and its address."""
-        found = self._mine.containing([write.local for write in writes])
+        found = self._mine.containing([on_host(write.local) for write in writes])
         if found is None or found.fd is None or self.local_address is None:
             return None, 0
         region = RegionRef(
@@ -243,7 +245,7 @@ def _read_across(peer: ShmPeer, batch: ReadBatch, source: Private, words: ByteAr
     memory = cross_memory.ForeignMemory(peer.pid, source.address)
     try:
         for index, (remote, local, target) in enumerate(batch.reads):
-            cross_memory.read(memory, remote, local, target, batch.remaining_s)
+            cross_memory.read(memory, remote, on_host(local), target, batch.remaining_s)
             batch.finish(index)
     except OSError as error:
         raise Unavailable(f"{describe(batch.region.address)} is gone: {error}") from error
@@ -256,7 +258,7 @@ def _copy_all(batch: ReadBatch, region: ByteArray, words: ByteArray | None) -> N
     _check_generation(batch, words)
     for index, read in enumerate(batch.reads):
         batch.remaining_s()
-        copy(region, read.remote, read.local, read.target)
+        copy(region, read.remote, on_host(read.local), read.target)
         batch.finish(index)
     _check_generation(batch, words)
 

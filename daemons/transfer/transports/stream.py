@@ -15,6 +15,7 @@ import numpy as np
 from daemons.core.errors import McError, ProtocolError, TransferError, Unavailable
 from daemons.protocol.segment import Grant, RegionRef, Strided
 from daemons.transfer.capability import encode_grant
+from daemons.transfer.device_memory import on_host
 from daemons.transfer.strided import contiguous, copy, iovecs, iovecs_of, length_of
 from daemons.transfer.transports import exchange, sockets, wire
 from daemons.transfer.transports.access import authenticate, give_name
@@ -330,11 +331,11 @@ def _read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
     batch.check_generation(before)
     trailer = stream.scratch[: wire.TRAILER.size]
     if batch.on_read is None and batch.progress is None:
-        vectors = iovecs_of([(local.data, target) for _, local, target in reads])
+        vectors = iovecs_of([(on_host(local).data, target) for _, local, target in reads])
         exchange.fill(stream.sock, itertools.chain(vectors, [trailer]), batch)
     else:
         for index, read in enumerate(reads, part.start):
-            exchange.fill(stream.sock, iovecs(read.local.data, read.target), batch)
+            exchange.fill(stream.sock, iovecs(on_host(read.local).data, read.target), batch)
             batch.finish(index)
         exchange.fill(stream.sock, iter([trailer]), batch)
     magic, after = wire.TRAILER.unpack(trailer)
@@ -346,7 +347,8 @@ def _read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
 def _scatter(payload: memoryview, batch: ReadBatch, part: range) -> None:
     start = 0
     for index in part:
-        _, local, target = batch.reads[index]
+        _, memory, target = batch.reads[index]
+        local = on_host(memory)
         length = target.row_bytes * target.num_rows
         if target.num_rows == 1:
             local.data[target.offset : target.offset + length] = payload[start : start + length]
@@ -361,7 +363,7 @@ def _write_part(stream: Stream, batch: WriteBatch, part: range) -> None:
     writes = batch.writes[part.start : part.stop]
     if not writes:
         return
-    vectors = iovecs_of([(local.data, source) for local, source, _ in writes])
+    vectors = iovecs_of([(on_host(local).data, source) for local, source, _ in writes])
     if length_of([remote for _, _, remote in writes]) <= wire.MAX_EAGER:
         request = memoryview(_encode_write(wire.Op.WRITE, batch, part, b""))
         exchange.send(stream.sock, itertools.chain([request], vectors), batch)

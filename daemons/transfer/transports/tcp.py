@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.transfer.device_memory import on_host
 from daemons.transfer.plan import PathView
 from daemons.transfer.slices import slice_bytes
 from daemons.transfer.transports import sockets
@@ -57,7 +58,8 @@ class TcpTransport:
 
     def read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
         """The short way for one contiguous READ over one stream; False: it needs the long one."""
-        address, (remote, local, target) = region.address, read
+        address, remote, target = region.address, read.remote, read.target
+        local = on_host(read.local)
         pool = self._peers.get((address.tcp, address.epoch))
         length, start = remote.row_bytes, target.offset
         if (
@@ -75,7 +77,8 @@ class TcpTransport:
 
     def write_quick(self, batch: WriteBatch) -> bool:
         """The short way for one contiguous checked WRITE over one stream; False: it needs the long one."""
-        address, (local, source, remote) = batch.region.address, batch.writes[0]
+        address, (memory, source, remote) = batch.region.address, batch.writes[0]
+        local = on_host(memory)
         pool = self._peers.get((address.tcp, address.epoch))
         length, start = remote.row_bytes, source.offset
         return (

@@ -2,9 +2,13 @@
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 
+from kit import cuda as kit_cuda
 from kit.sysfs import eight_gpu_server, virtual_machine
 
+from daemons.transfer.cuda import load_driver
+from daemons.transfer.device_memory import DeviceMemory
 from daemons.transfer.topology import discover
 from daemons.transfer.transports.rdma.affinity import NearDevices, node_of_page
 
@@ -16,6 +20,21 @@ def test_devices_of_the_memorys_node_are_near(tmp_path: Path) -> None:
     assert near.near(4096) == {f"mlx5_{i}" for i in range(4)}
     assert near.near(8192) == {f"mlx5_{i}" for i in range(4, 8)}
     assert near.near(12288) == near.near(16384) == frozenset(), "unknown: all are equal"
+
+
+def test_devices_of_a_gpus_switch_are_near_its_memory(tmp_path: Path) -> None:
+    topology = discover(eight_gpu_server(tmp_path).root)
+    near = NearDevices(topology)
+    with kit_cuda.driver():
+        for gpu in topology.gpus[:2]:
+            driver = SimpleNamespace(pci_address=lambda _, at=gpu.pci.address: at)
+            memory = DeviceMemory(driver, 0, 1 << 56, 100, None)  # type: ignore[arg-type]  # only asked where it is
+            assert near.near_memory(memory) == set(
+                topology.affinity(gpu.location, "rdma").preferred
+            )
+            assert near.near_memory(memory) != frozenset()
+        # The driver counts devices its own way and writes PCI places in capitals.
+        assert load_driver().pci_address(0) == "0000:1b:00.0"
 
 
 def test_nobody_asks_where_all_memory_is_alike(tmp_path: Path) -> None:

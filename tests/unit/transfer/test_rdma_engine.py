@@ -12,7 +12,7 @@ from kit.sysfs import virtual_machine
 from daemons.core.errors import ConfigError
 from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress
-from daemons.transfer import Read, ReadBatch, TransferEngine, Write, contiguous
+from daemons.transfer import Read, ReadBatch, TransferEngine, Write, contiguous, transport_table
 from daemons.transfer import engine as engine_module
 from daemons.transfer.memory import host_id
 from daemons.transfer.topology import discover
@@ -80,7 +80,7 @@ def test_an_engine_that_cannot_start_leaves_nothing_behind(
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(engine_module, "open_rdma", open_rdma)
+    monkeypatch.setattr(transport_table, "open_rdma", open_rdma)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="cannot listen"):
@@ -118,7 +118,7 @@ def test_small_transfers_take_the_preferred_transport_again_once_it_is_back(
 ) -> None:
     rdma = SometimesRdma()
     owner = TransferEngine(transports=("tcp",))
-    monkeypatch.setattr(engine_module, "open_rdma", lambda *_, **__: rdma)
+    monkeypatch.setattr(transport_table, "open_rdma", lambda *_, **__: rdma)
     engine = TransferEngine(transports=transports)
     try:
         region = owner.register(bytearray(100), "read-write")

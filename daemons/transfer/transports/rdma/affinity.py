@@ -5,6 +5,7 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from daemons.transfer.device_memory import DeviceMemory, LocalMemory, address_of
 from daemons.transfer.hardware import Topology
 
 _GET_MEMPOLICY: Final = {"x86_64": 239, "aarch64": 236}
@@ -19,14 +20,26 @@ class NearDevices:
     ) -> None:
         self._node_of = node_of or node_of_page
         self._preferred: Mapping[int, frozenset[str]] = {}
+        self._near_gpus: Mapping[str, frozenset[str]] = {}
         if topology is None:
             return
         rows = {node.node: topology.affinity(f"cpu:{node.node}", "rdma") for node in topology.numa}
         if any(row.others for row in rows.values()):
             self._preferred = {node: frozenset(row.preferred) for node, row in rows.items()}
 
+        self._near_gpus = {
+            gpu.pci.address: frozenset(topology.affinity(gpu.location, "rdma").preferred)
+            for gpu in topology.gpus
+        }
+
+    def near_memory(self, memory: LocalMemory) -> frozenset[str]:
+        """Names of the devices to prefer for this memory; none means that all are equal."""
+        if isinstance(memory, DeviceMemory):
+            return self._near_gpus.get(memory.driver.pci_address(memory.device), frozenset())
+        return self.near(address_of(memory))
+
     def near(self, address: int) -> frozenset[str]:
-        """Names of the devices to prefer for memory at this address; none means that all are equal."""
+        """The same for memory of the host."""
         if not any(self._preferred.values()):
             return frozenset()
         if len(self._preferred) == 1:

@@ -13,8 +13,8 @@ import numpy as np
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.units import MIB
 from daemons.protocol.segment import Strided
+from daemons.transfer.device_memory import LocalMemory
 from daemons.transfer.slices import MIN_SLICE_BYTES, Slice, Span, cut, slice_bytes, spans_of
-from daemons.transfer.strided import ByteArray
 from daemons.transfer.transports.base import NotOver, ReadBatch, Unreachable, WriteBatch
 from daemons.transfer.transports.rdma.affinity import NearDevices
 from daemons.transfer.transports.rdma.device import Device
@@ -27,7 +27,6 @@ from daemons.transfer.transports.rdma.registration import (
     CHUNK_BYTES,
     Registration,
     RegistrationTable,
-    address_of,
     register,
 )
 from daemons.transfer.transports.rdma.requests import Buffer, Limits
@@ -127,8 +126,8 @@ class Carrier:
 
     def _near(self, batch: Batch, peer: Peer) -> frozenset[str]:
         """Paths whose device here is close to the local memory; a batch's memory is on one node, as a rule."""
-        _, array, _ = next(_parts(batch))
-        devices = self._near_devices.near(address_of(array))
+        _, memory, _ = next(_parts(batch))
+        devices = self._near_devices.near_memory(memory)
         return frozenset(path.name for path in peer.paths if peer.device_name(path) in devices)
 
     def _discard(self, batch: Batch) -> Callable[[Endpoint], bool]:
@@ -279,20 +278,21 @@ def _use_local(
     places: dict[int, Buffer] = {}
     buffers: list[Buffer] = []
     spans: list[Span] = []
-    for number, (remote, array, local) in enumerate(_parts(batch)):
-        buffer = places.get(id(array))
+    for number, (remote, memory, local) in enumerate(_parts(batch)):
+        buffer = places.get(id(memory))
         if buffer is None:
-            used = table.use(array, devices, is_target=isinstance(batch, ReadBatch))
+            used = table.use(memory, devices, is_target=isinstance(batch, ReadBatch))
             registration = stack.enter_context(used)
-            buffer = Buffer(address_of(array), len(registrations), registration.address)
+            place = registration.address_of(memory)
+            buffer = Buffer(place, len(registrations), registration.address)
             registrations.append(registration)
-            places[id(array)] = buffer
+            places[id(memory)] = buffer
         buffers.append(buffer)
         spans.extend(spans_of(remote, local, number))
     return _Local(registrations, buffers, spans)
 
 
-def _parts(batch: Batch) -> Iterator[tuple[Strided, ByteArray, Strided]]:
+def _parts(batch: Batch) -> Iterator[tuple[Strided, LocalMemory, Strided]]:
     """(remote ranges, local memory, local ranges)."""
     if isinstance(batch, WriteBatch):
         return ((write.remote, write.local, write.source) for write in batch.writes)

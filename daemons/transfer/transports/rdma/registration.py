@@ -6,6 +6,7 @@ transfers of this process use is not given up under them.
 
 import bisect
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Container, Iterator, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.units import GIB
+from daemons.transfer.device_memory import DeviceMemory, LocalMemory, address_of
 from daemons.transfer.memory import Region
-from daemons.transfer.strided import ByteArray
 from daemons.transfer.transports.rdma.device import Device
 from daemons.transfer.transports.rdma.verbs import load
 
@@ -27,8 +28,9 @@ CHUNK_BYTES = GIB
 class Registration:
     """Keys of one range of memory. `mrs[i]` are device i's, one per chunk; none where that device refused."""
 
-    array: ByteArray
+    memory: LocalMemory
     address: int
+    """Of its first byte, as devices are told. Not where the CPU or the GPU sees it when it came as a dma-buf."""
     chunk_bytes: int
     mrs: list[list[Any]]
     why_not: str = ""
@@ -43,7 +45,11 @@ class Registration:
 
     @property
     def size_bytes(self) -> int:
-        return self.array.nbytes
+        return self.memory.nbytes
+
+    def address_of(self, part: LocalMemory) -> int:
+        """What devices are told for memory inside of it."""
+        return self.address + address_of(part) - address_of(self.memory)
 
     def remote_keys(self) -> list[list[int]]:
         return [[int(mr.rkey) for mr in device_mrs] for device_mrs in self.mrs]
@@ -60,7 +66,7 @@ class Registration:
 
 def register(
     devices: Sequence[Device | None],
-    array: ByteArray,
+    memory: LocalMemory,
     *,
     access: int,
     chunk_bytes: int = CHUNK_BYTES,
@@ -70,28 +76,66 @@ def register(
     None stands for a device that is left out.
     """
     verbs = load()
-    address = address_of(array)
     all_mrs: list[list[Any]] = []
     why_not = ""
-    for device in devices:
-        mrs: list[Any] = []
-        all_mrs.append(mrs)
-        if device is None:
-            continue
-        try:
-            for start in range(0, array.nbytes, chunk_bytes):
-                length = min(chunk_bytes, array.nbytes - start)
-                mrs.append(verbs.MR(device.domain, length, access, address=address + start))
-        except verbs.PyverbsError as error:
-            why_not = f"{device.name} cannot register {array.nbytes} bytes: {error}".strip()
-            while mrs:
-                mrs.pop().close()
-    return Registration(array, address, chunk_bytes, all_mrs, why_not)
+    with _opened(memory) as door:
+        for device in devices:
+            mrs: list[Any] = []
+            all_mrs.append(mrs)
+            if device is None:
+                continue
+            try:
+                for start in range(0, memory.nbytes, chunk_bytes):
+                    length = min(chunk_bytes, memory.nbytes - start)
+                    mrs.append(door.register(device, start, length, access))
+            except verbs.PyverbsError as error:
+                why_not = f"{device.name} cannot register {memory.nbytes} bytes: {error} {door.hint}".strip()
+                while mrs:
+                    mrs.pop().close()
+        return Registration(memory, door.address, chunk_bytes, all_mrs, why_not)
 
 
-def address_of(array: ByteArray) -> int:
-    # A quarter of the time of array.ctypes.data, and once per read.
-    return int(array.__array_interface__["data"][0])
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """How devices come to some memory: by its address, or by a dma-buf where it is a GPU's."""
+
+    address: int
+    dma_buf: int | None = None
+    hint: str = ""
+
+    def register(self, device: Device, start: int, length: int, access: int) -> Any:
+        verbs = load()
+        at = self.address + start
+        if self.dma_buf is None:
+            return verbs.MR(device.domain, length, access, address=at)
+        return verbs.DmaBufMR(device.domain, length, access, self.dma_buf, offset=at)
+
+
+@contextlib.contextmanager
+def _opened(memory: LocalMemory) -> Iterator[_Door]:
+    if not isinstance(memory, DeviceMemory):
+        yield _Door(address_of(memory))
+        return
+    memory.driver.order_copies(memory.device, memory.address)
+    try:
+        dma_buf, offset = _export(memory)
+    except TransferError as error:
+        # By its address, as host memory: the kernel asks nvidia-peermem, where that is loaded.
+        door = _Door(
+            memory.address, hint=f"(no dma-buf: {error.message}; is nvidia-peermem loaded?)"
+        )
+        yield door
+        return
+    try:
+        yield _Door(offset, dma_buf)
+    finally:
+        os.close(dma_buf)  # what was registered holds the memory by itself
+
+
+def _export(memory: DeviceMemory) -> tuple[int, int]:
+    if load().DmaBufMR is None:
+        raise TransferError("this pyverbs knows none")
+    return memory.driver.export_dma_buf(memory.device, memory.address, memory.nbytes)
 
 
 class RegistrationTable:
@@ -108,17 +152,17 @@ class RegistrationTable:
         """Peers may READ it, and WRITE it where its access says so. Slow: pins every page."""
         verbs = load()
         access = verbs.IBV_ACCESS_REMOTE_READ
-        if region.array.flags.writeable:
+        if region.memory.flags.writeable:
             access |= verbs.IBV_ACCESS_LOCAL_WRITE
         is_writable = region.access == "read-write"
         if is_writable:
             access |= verbs.IBV_ACCESS_REMOTE_WRITE
-        registration = register(self._devices, region.array, access=access)
+        registration = register(self._devices, region.memory, access=access)
         registration.is_writable = is_writable
         with self._condition:
             self._by_id[region.region_id] = registration
-            position = bisect.bisect(self._starts, registration.address)
-            self._starts.insert(position, registration.address)
+            position = bisect.bisect(self._starts, region.address)
+            self._starts.insert(position, region.address)
             self._by_start.insert(position, registration)
         return registration
 
@@ -130,21 +174,21 @@ class RegistrationTable:
 
     @contextlib.contextmanager
     def use(
-        self, array: ByteArray, device_indexes: Container[int], *, is_target: bool
+        self, memory: LocalMemory, device_indexes: Container[int], *, is_target: bool
     ) -> Iterator[Registration]:
         """The registration that holds this local memory, kept while it is used; a passing one where none does.
 
         A passing registration ends with the transfer: kept longer, it could outlive the memory, and the device
         would go on writing to pages that are somebody else's by then.
         """
-        registration = self._acquire(array, is_target=is_target)
+        registration = self._acquire(memory, is_target=is_target)
         if registration is None:
             access = load().IBV_ACCESS_LOCAL_WRITE if is_target else 0
             devices = [
                 device if index in device_indexes else None
                 for index, device in enumerate(self._devices)
             ]
-            registration = register(devices, array, access=access)
+            registration = register(devices, memory, access=access)
             try:
                 yield registration
             finally:
@@ -187,16 +231,16 @@ class RegistrationTable:
         for region_id in list(self._by_id):
             self.remove(region_id)
 
-    def _acquire(self, array: ByteArray, *, is_target: bool) -> Registration | None:
-        address = address_of(array)
+    def _acquire(self, memory: LocalMemory, *, is_target: bool) -> Registration | None:
+        address = address_of(memory)
         with self._condition:
             position = bisect.bisect(self._starts, address) - 1
             if position < 0:
                 return None
             registration = self._by_start[position]
-            end = registration.address + registration.size_bytes
-            is_usable = registration.array.flags.writeable or not is_target
-            if address + array.nbytes > end or not is_usable:
+            end = self._starts[position] + registration.size_bytes
+            is_usable = registration.memory.flags.writeable or not is_target
+            if address + memory.nbytes > end or not is_usable:
                 return None
             if registration.is_going:
                 raise TransferError("the local memory is being deregistered")

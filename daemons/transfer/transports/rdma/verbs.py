@@ -60,6 +60,7 @@ def _load() -> SimpleNamespace:
         module = importlib.import_module(module_name)
         for name in names:
             setattr(found, name, getattr(module, name))
+    found.DmaBufMR = getattr(importlib.import_module("pyverbs.mr"), "DmaBufMR", None)
     # pyverbs.enums became pyverbs.libibverbs_enums; 59 has both.
     try:
         enums = importlib.import_module("pyverbs.libibverbs_enums")
