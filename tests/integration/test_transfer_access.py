@@ -74,8 +74,8 @@ def read(engine: TransferEngine, region: RegionRef, length: int = 100) -> bytes:
 
 def opened_by(engine: TransferEngine) -> list[str]:
     """How the engine holds its peers' regions: mapped, across, streamed."""
-    assert engine._shm is not None
-    peers = engine._shm._peers.values()
+    assert engine._transports._shm is not None
+    peers = engine._transports._shm._peers.values()
     kinds = ["mapped" for peer in peers for _ in peer.maps]
     return kinds + [
         "streamed" if found.address is None else "across"
@@ -334,8 +334,8 @@ def test_a_daemon_cannot_make_us_read_outside_of_what_it_names(
     """A PULL whose source lies: nothing lands, the port lives on."""
     owner, other = make_engine(), make_engine(transports=("shm",))
     region, before = owner.register(memory, "read-write"), memory.array.copy()
-    assert other._shm is not None
-    stream = other._shm._peer(region.address, 1.0).stream
+    assert other._transports._shm is not None
+    stream = other._transports._shm._peer(region.address, 1.0).stream
     batch = WriteBatch(region, [Write.at(0, np.zeros(100, np.uint8))])
     for bad in (
         PullSource(region=None, ranges=[contiguous(0, 100)]),
