@@ -358,7 +358,7 @@ uninstall_all() {
     reload_systemd
     if [ "$purge" = 1 ]; then
         run rm -rf "$CONFIG_DIR" "$STATE_DIR"
-        run rm -f "$CREDENTIALS_DIR"/mc-{master,cachenode,prefill,decode,gateway}{,-*}.key
+        run rm -f "$CREDENTIALS_DIR"/mc-{master,cachenode,prefill,decode,gateway}{,-*}.{key,s3} "$CREDENTIALS_DIR/mooncake.secret"
         ! getent passwd mooncake >/dev/null || run userdel mooncake
         ! getent group mooncake >/dev/null || run groupdel mooncake
     else

@@ -98,7 +98,8 @@ class ObjectSection(Section, frozen=True, kw_only=True):
     """Of all keys; another one for each cluster. Each node has a folder of its own under it."""
     credentials_file: str = ""
     """As ~/.aws/credentials: aws_access_key_id and aws_secret_access_key under [default]; open to the daemon's group at
-    most. Empty: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else AWS tools find on this machine."""
+    most. A name without a slash is a credential of the unit. Empty: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or
+    what else AWS tools find on this machine."""
     capacity: Size = "256GiB"
     """Objects of this node never take more; what was not read for longest is given up first."""
     part: Size = "32MiB"

@@ -13,12 +13,25 @@ _MAX_BYTES = 64 << 10
 _MARK_BYTES = 6
 
 
+def credential_path(name: str, key: str) -> Path:
+    """A name without a slash is one of the unit's credentials. Raises ConfigError where the unit has none."""
+    if "/" in name:
+        return Path(name)
+    directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    if not directory:
+        raise ConfigError(
+            f"`{key}`: {name} names a credential, but there is no $CREDENTIALS_DIRECTORY; "
+            "start the unit, or write a path"
+        )
+    return Path(directory) / name
+
+
 def read_secret(path: str, key: str = "transfer.secret_file") -> bytes | None:
     """None without a path. Raises ConfigError for a file that others may read or that holds too little."""
     if not path:
         return None
     try:
-        secret = _read(Path(path), key).strip()
+        secret = _read(credential_path(path, key), key).strip()
     except OSError as error:
         raise ConfigError(f"`{key}`: cannot read {path}: {error.strerror}") from error
     if len(secret) < _MIN_BYTES:

@@ -13,8 +13,12 @@ def reload(app: App, config: MasterConfig) -> None:
         app.reload(config)
 
 
+def is_reloaded(key: str) -> bool:
+    return key.startswith(("conductor.", "pool.")) and key != "pool.eviction"
+
+
 def main() -> int:
-    return run_daemon("mc-master", MasterConfig, MasterApp, reload=reload)
+    return run_daemon("mc-master", MasterConfig, MasterApp, reload=reload, is_reloaded=is_reloaded)
 
 
 if __name__ == "__main__":

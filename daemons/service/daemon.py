@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from daemons.config.base import Section, load_config
+from daemons.config.changes import changed_keys
 from daemons.config.exposure import refuse_exposed
 from daemons.core.errors import ConfigError, McError, exit_code
 from daemons.rpc import Loop
@@ -62,8 +63,9 @@ def run_daemon(
     build: Callable[[Config], App],
     *,
     reload: Callable[[App, Config], object] | None = None,
+    is_reloaded: Callable[[str], bool] = lambda _: False,
 ) -> int:
-    """Exit status of the process.
+    """Exit status of the process. `reload` takes over the keys that `is_reloaded` names; log.level is here.
 
     An error at start is one line on stderr and the status of its family; 78 for one that the operator must put right,
     where systemd does not start it again.
@@ -90,11 +92,15 @@ def run_daemon(
             log.error("reload refused why=%s", error.message)  # noqa: TRY400 - an operator's slip, no traceback
             return
         notify("RELOADING=1")
-        set_up_logging(fresh.node.id, fresh.log.level)  # type: ignore[attr-defined]
+        set_up_logging(config.node.id, fresh.log.level)  # type: ignore[attr-defined]
         if reload is not None:
             reload(app, fresh)
         notify("READY=1")
         log.info("config reloaded")
+        changed = changed_keys(config, fresh)
+        waiting = [key for key in changed if key != "log.level" and not is_reloaded(key)]
+        if waiting:
+            log.warning("config needs a restart keys=%s", ",".join(waiting))
 
     _install_signals(app, reload_config)
     return _serve(name, app)

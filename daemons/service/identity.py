@@ -1,10 +1,8 @@
 """A daemon's own keys from its config, and the list of others that it has from the master."""
 
-import os
-from pathlib import Path
-
 from daemons.config.common import SecuritySection
 from daemons.config.key_files import read_own_key
+from daemons.config.secret import credential_path
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, PublicKey
 from daemons.protocol.address import with_key
@@ -16,7 +14,7 @@ def open_identity(key_file: str, *, node: NodeId, role: KeyRole) -> Identity | N
     """None without a file. Raises ConfigError for one that cannot be read, or is another node's."""
     if not key_file:
         return None
-    found = read_own_key(_where(key_file), node, role)
+    found = read_own_key(credential_path(key_file, "security.key_file"), node, role)
     pair = KeyPair.of(bytes.fromhex(found.secret))
     if pair.public != found.public:
         raise ConfigError(f"`security.key_file`: in {key_file} the two keys are no pair")
@@ -26,16 +24,3 @@ def open_identity(key_file: str, *, node: NodeId, role: KeyRole) -> Identity | N
 def master_endpoint(endpoint: str, security: SecuritySection) -> str:
     """With the key by which a node knows its master."""
     return with_key(endpoint, PublicKey(security.master_key) if security.master_key else None)
-
-
-def _where(key_file: str) -> Path:
-    """Raises ConfigError for a credential where the unit has none."""
-    if "/" in key_file:
-        return Path(key_file)
-    directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    if not directory:
-        raise ConfigError(
-            f"`security.key_file`: {key_file} names a credential, but there is no $CREDENTIALS_DIRECTORY; "
-            "start the unit, or write a path"
-        )
-    return Path(directory) / key_file

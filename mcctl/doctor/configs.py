@@ -16,7 +16,7 @@ from daemons.core.units import format_size
 from mcctl.config_text import PROCESSES, process_of
 from mcctl.doctor.finding import Finding
 from mcctl.doctor.host import Host
-from mcctl.doctor.keys import check_keys
+from mcctl.doctor.keys import CREDENTIALS, check_keys
 from mcctl.doctor.ports import Wanted, check_ports, parse
 from mcctl.file_system import file_system
 
@@ -149,7 +149,8 @@ def _check_models(item: Loaded) -> Iterator[Finding]:
 
 def _check_secret(item: Loaded) -> Iterator[Finding]:
     for section, key in (("transfer", "secret_file"), ("access", "secret_file")):
-        path = getattr(getattr(item.config, section, None), key, "")
+        named = getattr(getattr(item.config, section, None), key, "")
+        path = str(CREDENTIALS / named) if named and "/" not in named else named
         try:
             read_secret(path, f"{section}.{key}")
         except ConfigError as error:

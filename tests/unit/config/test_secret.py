@@ -39,3 +39,15 @@ def test_what_is_no_small_file_is_no_secret(tmp_path: Path, what: str) -> None:
             path.chmod(0o600)
     with pytest.raises(ConfigError, match="secret_file"):
         read_secret(str(path))
+
+
+def test_a_name_without_a_slash_is_a_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    with pytest.raises(ConfigError, match=r"names a credential, but there is no \$CREDENTIALS"):
+        read_secret("mooncake.secret")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    (tmp_path / "mooncake.secret").write_text("0123456789abcdef")
+    (tmp_path / "mooncake.secret").chmod(0o400)
+    assert read_secret("mooncake.secret") == b"0123456789abcdef"
