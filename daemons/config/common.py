@@ -108,9 +108,10 @@ class TransferSection(Section, frozen=True, kw_only=True):
     unix_dir: str = ""
     """Directory of the UNIX socket for peers on this host; empty for a private one under /tmp or $RUNTIME_DIRECTORY."""
     secret_file: str = ""
-    """File with the secret that daemons of one cluster share, the same on all: who does not know it reads only what
-    was granted. A name without a slash is a credential of the unit. Empty: on this host processes of the same user
-    trust each other, and TCP asks for nothing."""
+    """Without keys (security.key_file): file with a secret that daemons of one cluster share, the same on all. Who does
+    not know it reads only what was granted. A name without a slash is a credential of the unit. Empty: on this host
+    processes of the same user trust each other, and TCP asks for nothing. With keys it is not used: each node has keys
+    for its data port from the master, until it is revoked."""
     topology: str = ""
     """TOML file that corrects what this host says of its NICs and RDMA devices: node, speed, which to prefer or ignore.
     Empty: what it says."""

@@ -8,7 +8,10 @@ from daemons.core.errors import ConfigError
 from daemons.protocol.address import is_loopback
 
 _KEYS = "mcctl keys generate makes a key for `security.key_file`"
-_SECRET = "openssl rand -hex 32 makes a secret for `transfer.secret_file`"
+_SECRET = (
+    "mcctl keys generate makes a key for `security.key_file`, "
+    "openssl rand -hex 32 a secret for `transfer.secret_file`"
+)
 _UNLESS = "or start it with --insecure, where everyone who reaches the address may do everything"
 
 
@@ -40,7 +43,8 @@ def exposed(config: Section) -> Iterator[Exposed]:
                 yield Exposed(f"node.{key}", address, _KEYS)
     transfer = getattr(config, "transfer", None)
     has_port = transfer is not None and {"tcp", "rdma"} & set(transfer.transports)
-    if transfer is not None and has_port and not transfer.secret_file:
+    is_guarded = bool(transfer and transfer.secret_file) or bool(security and security.key_file)
+    if transfer is not None and has_port and not is_guarded:
         for address in (transfer.host, *transfer.more_hosts):
             if not is_loopback(address):
                 yield Exposed("transfer.host", address, _SECRET)

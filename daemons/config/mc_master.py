@@ -90,8 +90,8 @@ class AccessSection(Section, frozen=True, kw_only=True):
     """Who may read blocks."""
 
     secret_file: str = ""
-    """The file that the cache nodes have as transfer.secret_file: replies then carry grants for readers without it.
-    A name without a slash is a credential of the unit."""
+    """Without keys: the file that the cache nodes have as transfer.secret_file. Replies then carry grants for readers
+    without it; with keys they always do. A name without a slash is a credential of the unit."""
 
 
 class ConductorSection(Section, frozen=True, kw_only=True):

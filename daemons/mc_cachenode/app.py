@@ -10,7 +10,7 @@ from typing import Final
 from daemons.client.channel_pool import ChannelPool
 from daemons.config.common import size_bytes, topology_file
 from daemons.config.mc_cachenode import CachenodeConfig
-from daemons.config.secret import mark_of, read_secret
+from daemons.config.secret import mark_of
 from daemons.core.ids import BlockHash, Incarnation, NodeId, new_epoch
 from daemons.core.units import format_size
 from daemons.mc_cachenode.copy_staging import SourceStaging
@@ -29,7 +29,7 @@ from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
 from daemons.service.fd_store import FdStore
-from daemons.service.identity import master_endpoint, open_identity
+from daemons.service.identity import data_keys, data_secret, master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import runtime_dir
@@ -66,7 +66,7 @@ class CachenodeApp:
         count_refusals(self._metrics.registry, "mc_cachenode", self._server)
         self._metrics_server = MetricsServer(config.node.metrics, self._metrics.registry)
         topology = topology_file(config.transfer)
-        secret = read_secret(config.transfer.secret_file)
+        secret = data_secret(identity, config.transfer.secret_file)
         self._secret_mark = mark_of(secret)
         self._engine = TransferEngine(
             epoch=self._epoch,
@@ -76,6 +76,7 @@ class CachenodeApp:
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
             secret=secret,
+            keys=data_keys(identity),
             topology=topology,
         )
         self._devices = host_devices(
@@ -156,6 +157,7 @@ class CachenodeApp:
             self._describe,
             on_joined=self._on_joined,
             on_notice=self._handlers.on_notice,
+            on_keys=self._engine.admit,
         )
         self._reporter.attach(self._link)
         self._metrics.restored_blocks.set(self._replicas.num_sealed)

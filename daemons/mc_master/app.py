@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from daemons.conductor.conductor import Conductor
@@ -10,10 +11,11 @@ from daemons.conductor.membership import Member, Membership
 from daemons.conductor.request_log import RequestLog
 from daemons.config.costs import read_costs
 from daemons.config.mc_master import MasterConfig
-from daemons.config.secret import mark_of, read_secret
+from daemons.config.secret import mark_of
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
 from daemons.mc_master.adopting import ADOPT_INTERVAL_S
+from daemons.mc_master.data_keys import DataKeys
 from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
@@ -24,9 +26,9 @@ from daemons.mc_master.metrics import MasterMetrics
 from daemons.mc_master.state import MasterState, Outlets, tuning_of
 from daemons.protocol.base import Message
 from daemons.protocol.node import HelloReply, NodeDescription
-from daemons.rpc import Call, Loop, Publisher, Server
+from daemons.rpc import AllowedList, Call, Loop, Publisher, Server
 from daemons.service.daemon import software_version
-from daemons.service.identity import open_identity
+from daemons.service.identity import data_secret, open_identity
 from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.store.directory import Directory
 from daemons.store.eviction import POLICIES
@@ -51,8 +53,10 @@ class MasterApp:
         self._state_dir = state_directory(config.node.state_dir, config.node.id)
         self._server = Server(self.loop, config.node.listen, self._hello, self._handle)
         self._publisher = Publisher(self.loop, config.node.events)
-        secret = read_secret(config.access.secret_file, "access.secret_file")
-        self._keys = self._watch_keys(config) if identity is not None else None
+        secret = data_secret(identity, config.access.secret_file, "access.secret_file")
+        self._data_keys = DataKeys(identity.pair.secret) if identity is not None else None
+        if identity is not None:
+            self._watch_keys(config, identity.allowed)
         metrics = MasterMetrics()
         count_refusals(metrics.registry, "mc_master", self._server)
         self._metrics_server = MetricsServer(config.node.metrics, metrics.registry)
@@ -76,7 +80,7 @@ class MasterApp:
             started_s=self.loop.clock(),
             directory_path=self._state_dir,
             costs=read_costs(config.conductor.costs_file),
-            grants=ReplyGrants(secret),
+            grants=self._open_grants(secret),
         )
         self.state.directory.choice.default_wanted = config.pool.replicas
         self._handlers = Handlers(self.state, drains)
@@ -146,22 +150,32 @@ class MasterApp:
     def _notify(self, member: Member, message: Message) -> bool:
         return self._server.notify(member.peer, message)
 
-    def _watch_keys(self, config: MasterConfig) -> KeyWatch:
-        assert self.loop.identity is not None, "keys are watched by whoever has some"
-        path = Path(config.security.authorized_file)
-        return KeyWatch(self.loop, path, self.loop.identity.allowed, self._tell_all)
+    def _watch_keys(self, config: MasterConfig, allowed: AllowedList) -> None:
+        KeyWatch(self.loop, Path(config.security.authorized_file), allowed, self._tell_all)
+
+    def _open_grants(self, secret: bytes | None) -> ReplyGrants:
+        """By keys where there are some, else by the secret."""
+        if self._data_keys is not None:
+            return ReplyGrants(self._data_keys.grant_key)
+        return ReplyGrants(None if secret is None else lambda _: secret)
 
     def _greet(self, member: Member) -> None:
         """A node lets others in by this list, so it comes before anybody is sent to the node."""
-        if self._keys is not None:
-            self._notify(member, self._keys.message())
+        self._tell_keys(member)
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, fresh: Collection[str]) -> None:
         for member in self.state.membership:
             if member.state != "dead":
-                self._notify(member, message)
+                self._tell_keys(member, fresh)
+
+    def _tell_keys(self, member: Member, fresh: Collection[str] | None = None) -> None:
+        identity, owner = self.loop.identity, self._server.owner(member.peer)
+        if self._data_keys is not None and identity is not None and owner is not None:
+            self._notify(member, self._data_keys.message(identity.allowed, owner, fresh))
 
     def _put_out_revoked(self) -> None:
+        if self._data_keys is not None:
+            self._data_keys.renew_grants()
         for member in list(self.state.membership):
             if member.state != "dead" and not self._server.knows(member.peer):
                 self._handlers.membership.put_out(member, "its key was revoked")

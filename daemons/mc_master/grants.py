@@ -1,7 +1,9 @@
-"""Grants in replies: the master signs for the nodes it names, with the key each derives from the cluster's secret."""
+"""Grants in replies: the master signs for the nodes it names, with the key each has from it, or derives from the
+cluster's secret.
+"""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from daemons.core.ids import Epoch, NodeId
@@ -16,21 +18,27 @@ class _Owner:
     epoch: Epoch
     ahead_s: float
     """Of its clock before ours; late by the time its word took to come here, so that grants end early."""
+    public: str
 
 
 class ReplyGrants:
-    """One MAC for each region of a reply. Without a secret there are none, and nobody needs them."""
+    """One MAC for each region of a reply. Without a secret there are none, and nobody needs them.
 
-    def __init__(self, secret: bytes | None) -> None:
+    `secret` is what an owner's grants are signed by, from its public key where there are keys.
+    """
+
+    def __init__(self, secret: Callable[[str], bytes] | None) -> None:
         self._secret = secret
         self._owners: dict[NodeId, _Owner] = {}
 
-    def hear(self, node: NodeId, epoch: Epoch, ticks_ms: int, *, now_s: float) -> None:
+    def hear(
+        self, node: NodeId, epoch: Epoch, ticks_ms: int, *, now_s: float, public: str = ""
+    ) -> None:
         """Its clock, as it said it on the way here: what came fastest counts."""
         ahead_s = ticks_ms / 1000 - now_s
         owner = self._owners.get(node)
         if owner is None or owner.epoch != epoch:
-            self._owners[node] = _Owner(epoch, ahead_s)
+            self._owners[node] = _Owner(epoch, ahead_s, public)
         else:
             owner.ahead_s = max(owner.ahead_s, ahead_s)
 
@@ -55,7 +63,8 @@ class ReplyGrants:
             if owner is None or owner.epoch != epoch:
                 continue  # it is gone, or about to say where its blocks are now
             their_now_s = now_s + owner.ahead_s
-            signer = CapabilityKey(epoch, self._secret, itertools.repeat(their_now_s).__next__)
+            secret = self._secret(owner.public)
+            signer = CapabilityKey(epoch, secret, itertools.repeat(their_now_s).__next__)
             for start in range(0, len(ranges), MAX_RANGES):
                 grant = signer.grant(region_id, ranges[start : start + MAX_RANGES], "read", ttl_s)
                 signed.append(RegionGrant(epoch=epoch, region_id=region_id, grant=grant))

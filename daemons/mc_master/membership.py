@@ -110,7 +110,13 @@ class MembershipHandlers:
         if earlier is not None and is_new and earlier.state != "dead":
             self._gone(earlier, "replaced by a new process")
         self._tell_conductor(node)
-        state.grants.hear(node.node, node.epoch, node.ticks_ms, now_s=now_s)
+        state.grants.hear(
+            node.node,
+            node.epoch,
+            node.ticks_ms,
+            now_s=now_s,
+            public=call.owner.public if call.owner else "",
+        )
         self._open_slot(node, is_new=is_new)
         state.out.greet(state.membership[node.node])
         interval_ms = int(state.config.membership.beat_interval_s * 1000)

@@ -67,7 +67,11 @@ class Gate:
 
     def may_hear(self, peer: bytes) -> bool:
         """Whether this connection may be sent anything."""
-        return self._allowed.find(self._keys.get(peer, "")) is not None
+        return self.owner(peer) is not None
+
+    def owner(self, peer: bytes) -> AllowedKey | None:
+        """Whose connection this is; None where nobody's that is let in."""
+        return self._allowed.find(self._keys.get(peer, ""))
 
     def refusal(self, message: Message, owner: AllowedKey) -> str | None:
         why = refusal(message, owner)

@@ -14,6 +14,7 @@ from daemons.core.ids import short
 from daemons.protocol.address import with_key
 from daemons.protocol.base import MALFORMED, PROTOCOL_VERSION, Message, Ok, Ping
 from daemons.protocol.failure import to_failure
+from daemons.protocol.key import AllowedKey
 from daemons.protocol.messages import Request, decode_request, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.authenticator import CONTROL, Authenticator, HandshakeWatch
@@ -39,14 +40,24 @@ class Call:
         "is_done",
         "message",
         "on_gone",
+        "owner",
         "peer",
     )
 
-    def __init__(self, server: "Server", peer: bytes, header: Header, message: Request) -> None:
+    def __init__(
+        self,
+        server: "Server",
+        peer: bytes,
+        header: Header,
+        message: Request,
+        owner: AllowedKey | None = None,
+    ) -> None:
         self._server = server
         self._request_id = header.request_id
         self.peer = peer
         self.message = message
+        self.owner = owner
+        """Of the key that it came with; None where there are no keys."""
         self.deadline_s = server.loop.clock() + header.deadline_ms / 1000
         self.incarnation = header.incarnation
         self.is_done = False
@@ -133,6 +144,10 @@ class Server:
         """Whether this connection (a `Call.peer`) may be talked to: always, where there are no keys."""
         return self._gate is None or self._gate.may_hear(peer)
 
+    def owner(self, peer: bytes) -> AllowedKey | None:
+        """Of the key that this connection proved, while that is let in."""
+        return self._gate.owner(peer) if self._gate is not None else None
+
     def notify(self, peer: bytes, message: Message) -> bool:
         """Push a notice to a connected peer (its `Call.peer`); False when it is gone."""
         return self.send(peer, Header(Kind.NOTICE, 0), message)
@@ -180,7 +195,7 @@ class Server:
             self.num_malformed += 1
             return
         try:
-            message = self._admit(peer, key, header, frames[2])
+            message, owner = self._admit(peer, key, header, frames[2])
         except Rejected as error:
             # Also to a key that was revoked: that much it may know.
             self._send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
@@ -189,7 +204,7 @@ class Server:
             self.num_malformed += 1
             self.send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
             return
-        call = Call(self, peer, header, message)
+        call = Call(self, peer, header, message, owner)
         if self.loop.stall_s * 1000 > header.deadline_ms:
             # It waited while this process was stopped: whoever sent it has given up.
             self.num_stale += 1
@@ -201,10 +216,12 @@ class Server:
             return
         self._dispatch(call)
 
-    def _admit(self, peer: bytes, key: str, header: Header, payload: bytes) -> Request:
+    def _admit(
+        self, peer: bytes, key: str, header: Header, payload: bytes
+    ) -> tuple[Request, AllowedKey | None]:
         """Raises Rejected for a message that this key may not send, and ProtocolError for what is none."""
         if self._gate is None:
-            return _decode(header, payload)
+            return _decode(header, payload), None
         owner = self._gate.meet(peer, key)
         if owner is None:
             raise Rejected(
@@ -214,7 +231,7 @@ class Server:
         why = self._gate.refusal(message, owner)
         if why is not None:
             raise Rejected(why)
-        return message
+        return message, owner
 
     def _dispatch(self, call: Call) -> None:
         match call.message:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from daemons.config.common import topology_file
 from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_prefill import PrefillConfig
-from daemons.config.secret import mark_of, read_secret
+from daemons.config.secret import mark_of
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import NodeId, new_epoch
 from daemons.engine.instance import OpenInstance
@@ -21,7 +21,7 @@ from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
-from daemons.service.identity import master_endpoint, open_identity
+from daemons.service.identity import data_keys, data_secret, master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import runtime_dir
@@ -42,11 +42,12 @@ class InstanceNode:
         open_instance: OpenInstance,
     ) -> None:
         node = NodeId(config.node.id)
-        self.loop = Loop(identity=open_identity(config.security.key_file, node=node, role=role))
+        identity = open_identity(config.security.key_file, node=node, role=role)
+        self.loop = Loop(identity=identity)
         self._role = role
         self._config = config
         self._epoch = new_epoch()
-        secret = read_secret(config.transfer.secret_file)
+        secret = data_secret(identity, config.transfer.secret_file)
         self._secret_mark = mark_of(secret)
         self.transfer = TransferEngine(
             epoch=self._epoch,
@@ -56,6 +57,7 @@ class InstanceNode:
             unix_dir=runtime_dir(config.transfer.unix_dir),
             transports=config.transfer.transports,
             secret=secret,
+            keys=data_keys(identity),
             topology=topology_file(config.transfer),
         )
         try:
@@ -73,7 +75,9 @@ class InstanceNode:
         count_refusals(registry, f"mc_{self._role}", self._server)
         self._metrics.show(registry)
         endpoint = master_endpoint(self._config.master.endpoint, self._config.security)
-        self._link = MasterLink(self.loop, endpoint, self._describe, load=load)
+        self._link = MasterLink(
+            self.loop, endpoint, self._describe, load=load, on_keys=self.transfer.admit
+        )
 
     def tell_master(self, message: Message) -> None:
         """Best effort; without a master nobody needs to know."""

@@ -23,7 +23,7 @@ _JOIN_TIMEOUT_S = 2.0
 class MasterLink:
     """Starts at once and never gives up. Loop thread only."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a node is to its master, by keyword
         self,
         loop: Loop,
         endpoint: str,
@@ -32,6 +32,7 @@ class MasterLink:
         load: Callable[[], InstanceLoad | None] = lambda: None,
         on_joined: Callable[[Incarnation], object] = lambda _: None,
         on_notice: Callable[[Notice], object] | None = None,
+        on_keys: Callable[[AllowedKeys], object] = lambda _: None,
     ) -> None:
         self.loop = loop
         self.channel = Channel(loop, endpoint, self._hear_notice)
@@ -43,6 +44,7 @@ class MasterLink:
         self._load = load
         self._on_joined = on_joined
         self._on_notice = on_notice
+        self._on_keys = on_keys
         self._interval_s = _RETRY_S
         self._is_leaving = False
         self._refused_why = ""
@@ -72,10 +74,11 @@ class MasterLink:
             on_reply(error)
 
     def _hear_notice(self, notice: Notice) -> None:
-        """The keys are the loop's: all servers and channels of this process go by them."""
+        """The keys are the loop's: all servers and channels of this process go by them, and its data port."""
         if isinstance(notice, AllowedKeys):
             if self.loop.identity is not None:
                 self.loop.identity.allowed.replace(notice.keys)
+                self._on_keys(notice)
         elif self._on_notice is not None:
             self._on_notice(notice)
 

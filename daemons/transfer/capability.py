@@ -51,6 +51,10 @@ class CapabilityKey:
         self._key = secrets.token_bytes(32) if secret is None else _key_of(epoch, secret)
         self._now_s = now_s
 
+    def renew(self, secret: bytes) -> None:
+        """Grants of before do not verify any more."""
+        self._key = _key_of(self._epoch, secret)
+
     def grant(
         self,
         region_id: int,
@@ -83,7 +87,8 @@ class CapabilityKey:
         """Raise BadCapability unless `packed` allows all of it now."""
         if not packed:
             raise BadCapability(
-                "who does not know the cluster's secret (transfer.secret_file) needs a capability; the request has none"
+                "who proves no daemon of the cluster (by its key, or transfer.secret_file) needs a capability; "
+                "the request has none"
             )
         try:
             grant = _decode_grant(packed)

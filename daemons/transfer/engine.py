@@ -15,9 +15,11 @@ from typing import Self
 
 from daemons.core.errors import McError, TransferError, Unavailable
 from daemons.core.ids import Epoch, new_epoch
+from daemons.protocol.key import AllowedKeys
 from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
 from daemons.transfer.buffers import Buffer
 from daemons.transfer.capability import Capability, CapabilityKey, Operation
+from daemons.transfer.credentials import NodeKeys, credential_of
 from daemons.transfer.handle import Handle, Submissions
 from daemons.transfer.hardware import Topology
 from daemons.transfer.listeners import listen
@@ -50,8 +52,9 @@ class TransferEngine:
 
     `unix_dir` None or no "shm" among `transports`: TCP only; it listens on nothing but what it is told. `more_hosts`
     are addresses of further NICs: peers spread TCP transfers over all of them and outlive the loss of some. With
-    `secret`, daemons are the peers that know it, else processes of the same user on this host; only they map
-    memory. `require_capability`: others get only what a `grant` opens; None: where there is a secret. `topology` is
+    `secret`, daemons are the peers that know it, with `keys` those the master gave keys to (`admit`), else processes
+    of the same user on this host; only they map memory. `require_capability`: others get only what a `grant` opens;
+    None: where there is a secret or keys. `topology` is
     a file that corrects what this host says of its devices. What cannot be had raises ConfigError, and nothing stays.
     """
 
@@ -65,12 +68,14 @@ class TransferEngine:
         unix_dir: Path | None = None,
         transports: Sequence[str] = ("shm", "tcp"),
         secret: bytes | None = None,
+        keys: NodeKeys | None = None,
         require_capability: bool | None = None,
         max_notifications: int = 1024,
         topology: Path | None = None,
     ) -> None:
         check_schemes(transports)
-        self._secret = secret
+        self._secret, self._keys = secret, keys
+        credential = credential_of(secret, keys)
         self._topology_file = topology
         if topology is not None:
             _ = self.topology  # a wrong file is refused now, not at the first transfer
@@ -78,12 +83,12 @@ class TransferEngine:
             epoch=new_epoch() if epoch is None else epoch,
             bind_host=bind_host,
             schemes=transports,
-            secret=secret,
-            is_guarded=secret is not None if require_capability is None else require_capability,
+            credential=credential,
+            is_guarded=bool(credential) if require_capability is None else require_capability,
         )
         self._regions = RegionTable()
         self._notifications = Notifications(max_notifications)
-        self._key = CapabilityKey(settings.epoch, secret)
+        self._key = CapabilityKey(settings.epoch, None if keys else secret)
         self._submissions = Submissions(self.run)
         self._unix_path = (
             unix_dir / f"{settings.epoch:x}.sock" if unix_dir and "shm" in transports else None
@@ -107,10 +112,26 @@ class TransferEngine:
         return discover(override=self._topology_file)
 
     def sibling(self, transport: str) -> "TransferEngine":
-        """One more engine of this process, with its secret; for measuring one transport."""
+        """One more engine of this process, with its credentials; for measuring one transport."""
         return TransferEngine(
-            transports=(transport,), secret=self._secret, topology=self._topology_file
+            transports=(transport,),
+            secret=self._secret,
+            keys=self._keys,
+            topology=self._topology_file,
         )
+
+    def admit(self, told: AllowedKeys) -> None:
+        """The master's word on who is a daemon. Those who are not any more have lost all connections on return.
+
+        Nothing but the end of a process takes away what it has mapped of this host's memory.
+        """
+        if self._keys is None:
+            return
+        self._keys.replace(told)
+        if told.grants:
+            self._key.renew(told.grants)
+        self._server.cut_refused()
+        self._transports.cut_refused()
 
     @property
     def counters(self) -> ServerCounters:
@@ -309,7 +330,7 @@ class TransferEngine:
         return Service(
             regions=self._regions,
             epoch=settings.epoch,
-            rules=AccessRules(self._key, settings.secret, settings.is_guarded),
+            rules=AccessRules(self._key, settings.credential, settings.is_guarded),
             notifications=self._notifications,
             pull=self._transports.pull,
         )

@@ -13,6 +13,7 @@ from daemons.core.errors import ConfigError, TransferError, Unavailable
 from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer import staging
+from daemons.transfer.credentials import Credential, SharedSecret
 from daemons.transfer.device_memory import DeviceMemory
 from daemons.transfer.hardware import Topology
 from daemons.transfer.links import interface_to
@@ -46,7 +47,7 @@ class TransportSettings:
     epoch: Epoch
     bind_host: str
     schemes: Sequence[str]
-    secret: bytes | None
+    credential: Credential | None
     is_guarded: bool
 
 
@@ -62,20 +63,22 @@ class TransportTable:
         deliver: Callable[[int, bytes], bool],
         topology: Callable[[], Topology],
     ) -> None:
-        schemes, secret = settings.schemes, settings.secret
+        schemes, credential = settings.schemes, settings.credential
         self._epoch = settings.epoch
         self._topology = topology
-        self._shm = ShmTransport(host_id(), regions, secret) if "shm" in schemes else None
-        self._tcp = TcpTransport(secret, link_speed=self._link_speed) if "tcp" in schemes else None
+        self._shm = ShmTransport(host_id(), regions, credential) if "shm" in schemes else None
+        self._tcp = None
+        if "tcp" in schemes:
+            self._tcp = TcpTransport(credential, link_speed=self._link_speed)
         self._rdma = None
         if "rdma" in schemes:
-            # Keys open whole regions: where others may only do what is granted, nobody without the secret gets one.
-            is_open = secret is not None or not settings.is_guarded
+            # Keys open whole regions: where others may only do what is granted, none but daemons get one.
+            is_open = credential is not None or not settings.is_guarded
             self._rdma = open_rdma(
                 settings.epoch,
                 settings.bind_host,
                 deliver,
-                secret if is_open else secrets.token_bytes(32),
+                credential if is_open else SharedSecret(secrets.token_bytes(32)),
                 is_required="tcp" not in schemes,
                 topology=topology(),
             )
@@ -105,6 +108,11 @@ class TransportTable:
         """No device touches it any more on return."""
         if self._rdma is not None:
             self._rdma.deregister(region_id, _DEREGISTER_TIMEOUT_S)
+
+    def cut_refused(self) -> None:
+        """Daemons whose keys are not let in any more touch nothing here on return."""
+        if self._rdma is not None:
+            self._rdma.cut_refused()
 
     def run(self, batch: ReadBatch | WriteBatch) -> None:
         """On return all of it has been moved, and its message delivered."""

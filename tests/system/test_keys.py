@@ -20,6 +20,7 @@ NODES = {
     "far": "cachenode",
     "op": "admin",
     "gw": "gateway",
+    "mole": "cachenode",
 }
 GREETING_BYTES = 64
 """Of ZMTP: a version and the name of the mechanism."""
@@ -37,7 +38,7 @@ class Cluster:
         self._tool = hosts.start(hosts.b, "kit.mcctl_lines")
         self.master_key = self.public("master")
         self.master_log = self.start_master()
-        self.start_node("near")
+        self.near_log = self.start_node("near")
         self.far_log = self.start_node("far")
 
     def keys(self, *words: str) -> None:
@@ -77,9 +78,6 @@ class Cluster:
 
     def start_node(self, name: str) -> Path:
         here = "10.251.0.1" if name == "near" else "10.251.0.2"
-        secret = self.folder / "secret"
-        secret.write_text("0123456789abcdef0123456789abcdef")
-        secret.chmod(0o600)
         return self.start(
             self.hosts.a if name == "near" else self.hosts.b,
             "daemons.mc_cachenode",
@@ -93,7 +91,6 @@ class Cluster:
             "segment.size=8MiB",
             f"security.key_file={self.key(name)}",
             f"security.master_key={self.master_key}",
-            f"transfer.secret_file={secret}",
         )
 
     def mcctl(self, key: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -105,6 +102,12 @@ class Cluster:
         self._tool.stdin.flush()
         answer = line_of(self._tool)
         return subprocess.CompletedProcess([], answer["code"], answer["out"], answer["errors"])
+
+    def start_reader(self, key: str) -> "subprocess.Popen[str]":
+        """On host b, of the first bytes that `near` lends."""
+        region = json.dumps(self.nodes()["near"]["node"]["segments"][0]["region"])
+        master = f"{MASTER}#{self.master_key}"
+        return self.hosts.start(self.hosts.b, "kit.data_reader", self.key(key), master, region)
 
     def nodes(self) -> dict[str, Any]:
         done = self.mcctl("op", "node", "list")
@@ -199,6 +202,26 @@ def test_a_revoked_node_is_out_at_once_and_stays_out(cluster: Cluster) -> None:
     cluster.keys("authorize", str(cluster.folder / "keys" / "op.pub"))
     cluster.keys("authorize", str(cluster.folder / "keys" / "far.pub"))
     wait_for(lambda: set(cluster.nodes()) == {"near", "far"})
+
+
+def test_a_revoked_daemon_loses_the_data_path_at_once_and_keeps_nothing_that_opens_it(
+    cluster: Cluster,
+) -> None:
+    """It goes on with the connections and the keys that it was given while it was let in."""
+    reader = cluster.start_reader("mole")
+    wait_for(lambda: line_of(reader) is None)
+    cluster.keys("revoke", "mole", "--yes")
+    wait_for(lambda: line_of(reader) is not None)
+    assert all("does not let us in" in line_of(reader) for _ in range(5))
+    wait_for(lambda: "data connections cut" in cluster.near_log.read_text())
+    wait_for(lambda: "data peer refused" in cluster.near_log.read_text())
+    cluster.keys("authorize", str(cluster.folder / "keys" / "mole.pub"))
+    wait_for(lambda: line_of(reader) is None)
+
+
+def test_a_gateways_key_opens_no_memory(cluster: Cluster) -> None:
+    reader = cluster.start_reader("gw")
+    assert all("gave no data key" in line_of(reader) for _ in range(3))
 
 
 def test_nodes_refuse_a_revoked_key_too(cluster: Cluster) -> None:

@@ -1,11 +1,9 @@
 """Who may do what at the data port: daemons of the cluster everything, others what their capability opens.
 
-A daemon proves that it knows the cluster's secret by answering a nonce. Without a secret, a process of the same
-user (or root) on the same host is one.
+A daemon proves what it is by answering a nonce (credentials.py). Without credentials, a process of the same user (or
+root) on the same host is one.
 """
 
-import hashlib
-import hmac
 import os
 import secrets
 import socket
@@ -13,9 +11,13 @@ from dataclasses import dataclass, field
 
 from daemons.core.errors import ProtocolError
 from daemons.transfer.capability import BadCapability, CapabilityKey, Operation
+from daemons.transfer.credentials import DATA_PORT, KEY_BYTES, Credential, place_of
 from daemons.transfer.transports import sockets, wire
 
 _NONCE_BYTES = 16
+_CHALLENGES = (_NONCE_BYTES, _NONCE_BYTES + KEY_BYTES)
+"""Lengths: a nonce, with the owner's key behind it where it has one."""
+_EMPTY = (0,)
 
 
 @dataclass(slots=True)
@@ -23,6 +25,8 @@ class Peer:
     """What one connection has shown of itself."""
 
     is_daemon: bool = False
+    public: str = ""
+    """Its key, of a daemon with keys."""
     nonce: bytes = b""
     pinned: dict[int, int] = field(default_factory=dict)
 
@@ -30,27 +34,41 @@ class Peer:
 @dataclass(frozen=True, slots=True)
 class AccessRules:
     key: CapabilityKey
-    secret: bytes | None
+    credential: Credential | None
     requires_capability: bool
 
     def admit(self, sock: socket.socket) -> Peer:
-        """A new connection; with a secret nobody is a daemon yet."""
-        if self.secret is not None or sock.family != socket.AF_UNIX:
+        """A new connection; with credentials nobody is a daemon yet."""
+        if self.credential is not None or sock.family != socket.AF_UNIX:
             return Peer()
         return Peer(is_daemon=sockets.peer_credentials(sock)[1] in (os.geteuid(), 0))
 
     def challenge(self, peer: Peer) -> bytes:
         peer.nonce = secrets.token_bytes(_NONCE_BYTES)
-        return peer.nonce
+        return peer.nonce + (self.credential.shown() if self.credential else b"")
 
-    def accept_answer(self, peer: Peer, answer: bytes) -> bool:
+    def accept_answer(self, peer: Peer, answer: bytes, sock: socket.socket) -> bool:
         """A nonce is good for one try."""
         nonce, peer.nonce = peer.nonce, b""
-        if self.secret is None:
+        if self.credential is None:
             return True
-        is_right = bool(nonce) and hmac.compare_digest(answer, answer_to(nonce, self.secret))
-        peer.is_daemon = peer.is_daemon or is_right
-        return is_right
+        if not nonce:
+            return False
+        public = self.credential.verify(DATA_PORT, nonce, answer, place_of(sock, is_owner=True))
+        if public is None:
+            return False
+        peer.public = public
+        # Again: whoever is put out meanwhile was not found among the connections.
+        peer.is_daemon = self.credential.admits(public)
+        return peer.is_daemon
+
+    def is_out(self, peer: Peer) -> bool:
+        """Whether it was a daemon whose key is not let in any more."""
+        return (
+            bool(peer.public)
+            and self.credential is not None
+            and not self.credential.admits(peer.public)
+        )
 
     def check(self, peer: Peer, request: wire.Request, operation: Operation) -> None:
         """Raise BadCapability unless this peer may do it."""
@@ -68,26 +86,27 @@ class AccessRules:
             self.check(peer, request, "write")
 
 
-def answer_to(nonce: bytes, secret: bytes) -> bytes:
-    return hmac.digest(secret, b"mooncake data port" + nonce, hashlib.sha256)
-
-
-def authenticate(sock: socket.socket, epoch: int, secret: bytes) -> None:
+def authenticate(sock: socket.socket, epoch: int, credential: Credential) -> None:
     """The client's side, right after connect. Raises OSError or ProtocolError."""
-    nonce = _exchange(sock, wire.Op.AUTH, epoch, b"", _NONCE_BYTES)
-    _exchange(sock, wire.Op.AUTH, epoch, answer_to(nonce, secret), 0)
+    challenge = _exchange(sock, wire.Op.AUTH, epoch, b"", _CHALLENGES)
+    nonce, shown = challenge[:_NONCE_BYTES], challenge[_NONCE_BYTES:]
+    answer = credential.prove(DATA_PORT, nonce, shown, place_of(sock, is_owner=False))
+    _exchange(sock, wire.Op.AUTH, epoch, answer, _EMPTY)
 
 
 def give_name(sock: socket.socket, epoch: int) -> bytes:
     """Tell the peer a token for this connection, by which another one can end it. Raises as `authenticate`."""
     token = secrets.token_bytes(wire.TOKEN_BYTES)
-    _exchange(sock, wire.Op.NAME, epoch, token, 0)
+    _exchange(sock, wire.Op.NAME, epoch, token, _EMPTY)
     return token
 
 
-def _exchange(sock: socket.socket, op: wire.Op, epoch: int, body: bytes, length: int) -> bytes:
+def _exchange(
+    sock: socket.socket, op: wire.Op, epoch: int, body: bytes, lengths: tuple[int, ...]
+) -> bytes:
+    """What comes back, of one of these lengths."""
     sock.sendall(wire.encode_request(wire.Request(op, epoch, 0, body=body)))
-    wanted = wire.REPLY.size + length
+    wanted = wire.REPLY.size + lengths[0]
     frame = b""
     while len(frame) < wanted:
         part = sock.recv(wanted - len(frame))
@@ -95,10 +114,11 @@ def _exchange(sock: socket.socket, op: wire.Op, epoch: int, body: bytes, length:
             raise ConnectionResetError("the peer closed the connection")
         frame += part
         if len(frame) >= wire.REPLY.size:
-            magic, status, _, _ = wire.REPLY.unpack_from(frame)
-            if magic != wire.MAGIC or status != wire.Status.OK:
+            magic, status, length, _ = wire.REPLY.unpack_from(frame)
+            wanted = wire.REPLY.size + length
+            if magic != wire.MAGIC or status != wire.Status.OK or length not in lengths:
                 raise ProtocolError(
-                    "the peer does not accept this cluster's secret"
+                    "the peer does not take this process for a daemon of its cluster"
                     if op == wire.Op.AUTH
                     else "the peer refuses a name for the connection"
                 )

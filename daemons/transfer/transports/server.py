@@ -77,6 +77,15 @@ class DataServer:
         for connection in users:
             connection.end()
 
+    def cut_refused(self) -> None:
+        """End the connections of daemons whose keys are not let in any more."""
+        with self._lock:
+            refused = [c for c in self._connections if self._service.is_out(c)]
+        for connection in refused:
+            connection.end()
+        if refused:
+            log.warning("data connections cut count=%d why='their keys were revoked'", len(refused))
+
     def close(self) -> None:
         """A second time it does nothing."""
         if self._is_closing:

@@ -3,9 +3,11 @@
 How WRITEs land is landing.py's.
 """
 
+import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +28,9 @@ from daemons.transfer.transports.base import StaleEpoch
 from daemons.transfer.transports.connection import Connection, NamedConnections
 from daemons.transfer.transports.landing import Pull, drain, land, land_quick, vectors_of
 
+log = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 10.0
 _MAX_INLINE_ROWS = 256
 _PLAIN = (wire.MAGIC, 0, 0, 0)
 _OK = wire.reply(wire.Status.OK)
@@ -56,6 +61,7 @@ class Service:
     counters: ServerCounters = field(default_factory=ServerCounters)
     _names: NamedConnections = field(default_factory=NamedConnections)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _quiet_until_s: list[float] = field(default_factory=lambda: [0.0])
 
     def serve_quick(self, connection: Connection, frame: bytes) -> bool:
         """Contiguous READs without generation or WRITEs, the shortest way; False for all else, and for what is wrong.
@@ -177,6 +183,10 @@ class Service:
         for region_id, count in pinned.items():
             self.regions.unpin(region_id, count)
 
+    def is_out(self, connection: Connection) -> bool:
+        """Whether its peer's key is not let in any more."""
+        return self.rules.is_out(connection.peer)
+
     def _check_epoch(self, request: wire.Request) -> None:
         if request.epoch != self.epoch and request.op not in _OF_ANY_EPOCH:
             raise StaleEpoch("the descriptor is of an earlier life of this process")
@@ -294,10 +304,19 @@ class Service:
         if not request.body:
             nonce = self.rules.challenge(connection.peer)
             connection.sock.sendall(wire.reply(wire.Status.OK, len(nonce)) + nonce)
-        elif self.rules.accept_answer(connection.peer, request.body):
+        elif self.rules.accept_answer(connection.peer, request.body, connection.sock):
             connection.sock.sendall(wire.reply(wire.Status.OK))
         else:
-            raise BadCapability("that is not this cluster's secret")
+            self._log_refused(connection)
+            raise BadCapability("that proves no daemon of this cluster")
+
+    def _log_refused(self, connection: Connection) -> None:
+        """Not each: whoever knocks must not fill the disk."""
+        now_s = time.monotonic()
+        if now_s >= self._quiet_until_s[0]:
+            self._quiet_until_s[0] = now_s + _LOG_EVERY_S
+            peer = connection.sock.getpeername()
+            log.warning("data peer refused from=%s why='proves no daemon of this cluster'", peer)
 
     def _word(self, request: wire.Request) -> int:
         if request.generation is None:

@@ -14,6 +14,7 @@ from typing import ClassVar
 from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import HostId
 from daemons.protocol.segment import DataAddress, RegionRef, Strided
+from daemons.transfer.credentials import Credential
 from daemons.transfer.device_memory import address_of, on_host
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
@@ -32,12 +33,14 @@ class ShmTransport:
 
     scheme: ClassVar[str] = "shm"
 
-    def __init__(self, host: HostId, mine: RegionTable, secret: bytes | None = None) -> None:
+    def __init__(
+        self, host: HostId, mine: RegionTable, credential: Credential | None = None
+    ) -> None:
         self.local_address: DataAddress | None = None
         """Where peers find `mine`; None until the data port listens."""
         self._host = host
         self._mine = mine
-        self._secret = secret
+        self._credential = credential
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], ShmPeer] = {}
 
@@ -207,7 +210,7 @@ class ShmTransport:
             self._drop_dead()
             peer = self._peers.get(key)
             if peer is None:
-                peer = ShmPeer.connect(address, self._secret, timeout_s)
+                peer = ShmPeer.connect(address, self._credential, timeout_s)
                 self._peers[key] = peer
             return peer
 

@@ -20,6 +20,7 @@ from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.units import MIB
 from daemons.protocol.segment import DataAddress
 from daemons.transfer.capability import BadCapability
+from daemons.transfer.credentials import Credential
 from daemons.transfer.prefault import prefault_in_background
 from daemons.transfer.strided import ByteArray
 from daemons.transfer.transports import cross_memory, sockets, wire
@@ -60,7 +61,9 @@ class ShmPeer:
     """Whether it could read our memory so far."""
 
     @classmethod
-    def connect(cls, address: DataAddress, secret: bytes | None, timeout_s: float) -> "ShmPeer":
+    def connect(
+        cls, address: DataAddress, credential: Credential | None, timeout_s: float
+    ) -> "ShmPeer":
         path = address.unix_path
 
         def open_socket(timeout_s: float) -> socket.socket:
@@ -78,14 +81,14 @@ class ShmPeer:
         except (OSError, ValueError) as error:  # ValueError: a path that can be no address
             raise Unreachable(f"cannot connect to {path!r}: {error}") from error
         try:
-            if secret is not None:
-                authenticate(sock, address.epoch, secret)
+            if credential is not None:
+                authenticate(sock, address.epoch, credential)
             sockets.prepare(sock, send_timeout_s=sockets.TICK_S, receive_timeout_s=sockets.TICK_S)
             pid, _ = sockets.peer_credentials(sock)
         except (OSError, ProtocolError) as error:
             sock.close()
             raise Unreachable(f"{describe(address)} does not let us in: {error}") from error
-        return cls(address, sock, pid, StreamPool(open_socket, secret))
+        return cls(address, sock, pid, StreamPool(open_socket, credential))
 
     def is_alive(self) -> bool:
         return not self.closed.is_set() and sockets.is_open(self.sock)

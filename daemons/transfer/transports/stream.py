@@ -15,6 +15,7 @@ import numpy as np
 from daemons.core.errors import McError, ProtocolError, TransferError, Unavailable
 from daemons.protocol.segment import Grant, RegionRef, Strided
 from daemons.transfer.capability import encode_grant
+from daemons.transfer.credentials import Credential
 from daemons.transfer.device_memory import on_host
 from daemons.transfer.strided import contiguous, copy, iovecs, iovecs_of, length_of
 from daemons.transfer.transports import exchange, sockets, wire
@@ -45,14 +46,14 @@ class StreamPool:
     def __init__(
         self,
         connect: Connect,
-        secret: bytes | None = None,
+        credential: Credential | None = None,
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         has_names: bool = False,
     ) -> None:
         self.last_used_s = time.monotonic()
         self._connect = connect
-        self._secret = secret
+        self._credential = credential
         self._connect_timeout_s = connect_timeout_s
         self._has_names = has_names
         self._idle: list[Stream] = []
@@ -266,8 +267,8 @@ class StreamPool:
         except (OSError, ValueError) as error:  # ValueError: a path or host that can be no address
             raise Unreachable(f"cannot connect to {name}: {error}") from error
         try:
-            if self._secret is not None:
-                authenticate(sock, epoch, self._secret)
+            if self._credential is not None:
+                authenticate(sock, epoch, self._credential)
             token = give_name(sock, epoch) if self._has_names else b""
             sockets.prepare(sock, send_timeout_s=sockets.TICK_S, receive_timeout_s=sockets.TICK_S)
         except (OSError, ProtocolError) as error:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.transfer.credentials import Credential
 from daemons.transfer.device_memory import on_host
 from daemons.transfer.plan import PathView
 from daemons.transfer.slices import slice_bytes
@@ -41,12 +42,12 @@ class TcpTransport:
 
     def __init__(
         self,
-        secret: bytes | None = None,
+        credential: Credential | None = None,
         num_streams: int | None = None,
         link_speed: Callable[[str], float | None] = lambda _endpoint: None,
     ) -> None:
         """`link_speed`: bytes a second of the link that leads to "host:port", None where nobody knows."""
-        self._secret = secret
+        self._credential = credential
         self._link_speed = link_speed
         self._num_streams = num_streams
         self._lock = threading.Lock()
@@ -174,12 +175,12 @@ class TcpTransport:
 
     def _open(self, address: DataAddress) -> StreamPool | Paths:
         if not address.tcp_more:
-            return StreamPool(_connector(address.tcp), self._secret)
+            return StreamPool(_connector(address.tcp), self._credential)
         endpoints = (address.tcp, *address.tcp_more)[:_MAX_PATHS]
         pools = {
             endpoint: StreamPool(
                 _connector(endpoint),
-                self._secret,
+                self._credential,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
                 has_names=True,
             )

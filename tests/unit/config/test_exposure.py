@@ -28,14 +28,14 @@ def test_a_master_that_others_reach_needs_keys(key: str) -> None:
         refuse_exposed(config)
 
 
-def test_a_node_needs_keys_for_its_server_and_a_secret_for_its_data() -> None:
+def test_a_secret_guards_a_nodes_data_and_keys_guard_all_of_it() -> None:
     values = ["node.listen=tcp://10.0.0.2:7710", "transfer.host=10.0.0.2"]
     names = [found.key for found in exposed(load_config(None, CachenodeConfig, values))]
     assert names == ["node.listen", "transfer.host"]
-    names = [found.key for found in exposed(load_config(None, CachenodeConfig, values + KEYS))]
-    assert names == ["transfer.host"]
-    whole = [*values, *KEYS, "transfer.secret_file=/s"]
-    refuse_exposed(load_config(None, CachenodeConfig, whole))
+    guarded = [*values, "transfer.secret_file=/s"]
+    names = [found.key for found in exposed(load_config(None, CachenodeConfig, guarded))]
+    assert names == ["node.listen"]
+    refuse_exposed(load_config(None, CachenodeConfig, [*values, *KEYS]))
 
 
 def test_a_key_without_a_master_key_is_half_a_config() -> None:

@@ -5,8 +5,6 @@ destroyed, and nothing the peer has under way can touch this process's memory an
 """
 
 import contextlib
-import hashlib
-import hmac
 import logging
 import secrets
 import selectors
@@ -15,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hmac import compare_digest
 from typing import assert_never
 
 from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import Epoch
+from daemons.transfer.credentials import RDMA_CONTROL, Credential, place_of
 from daemons.transfer.transports.rdma import messages
 from daemons.transfer.transports.rdma.device import Device
 from daemons.transfer.transports.rdma.messages import (
@@ -62,6 +60,8 @@ class _Caller:
     epoch: int | None = None
     """The caller's own, once it has said hello."""
     nonce: bytes = b""
+    public: str = ""
+    """Its key, of a daemon with keys."""
     is_admitted: bool = False
     queue_pairs: dict[tuple[int, int], QueuePair] = field(default_factory=dict)
     """By device index and number: devices count each for itself."""
@@ -72,7 +72,7 @@ class _Caller:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What callers are served from. With a secret, only those who know it get keys."""
+    """What callers are served from. With a credential, only those who prove to be daemons get keys."""
 
     epoch: Epoch
     devices: Sequence[Device]
@@ -80,7 +80,7 @@ class Service:
     retries: Retries
     deliver: Callable[[int, bytes], bool]
     """Queues a notification about a region; False when there is no room."""
-    secret: bytes | None = None
+    credential: Credential | None = None
 
 
 class ControlListener:
@@ -116,6 +116,12 @@ class ControlListener:
     def forget_peer(self, epoch: Epoch) -> None:
         """Cut off one process, stopped or not: the fence against WRITEs of a peer that was given up."""
         self._cut(lambda caller: caller.epoch == epoch)
+
+    def cut_refused(self) -> None:
+        """Cut off daemons whose keys are not let in any more; on return they touch nothing here."""
+        credential = self._service.credential
+        if credential is not None:
+            self._cut(lambda caller: bool(caller.public) and not credential.admits(caller.public))
 
     def close(self) -> None:
         self._is_closing = True
@@ -247,17 +253,19 @@ class ControlListener:
         if caller.epoch is not None:
             raise ProtocolError("a second hello: `forget_peer` goes by the first")
         caller.epoch = request.caller_epoch
-        if self._service.secret is not None:
+        if self._service.credential is not None:
             caller.nonce = secrets.token_bytes(16)
-            return messages.Challenge(nonce=caller.nonce)
+            return messages.Challenge(nonce=caller.nonce, shown=self._service.credential.shown())
         return self._welcome(caller)
 
     def _admit(self, caller: _Caller, request: Answer) -> messages.Reply:
         """A nonce is good for one try."""
         nonce, caller.nonce = caller.nonce, b""
-        secret = self._service.secret
-        if not nonce or secret is None or not compare_digest(request.mac, proof(secret, nonce)):
-            raise ProtocolError("the caller does not know the cluster's secret")
+        credential, place = self._service.credential, place_of(caller.sock, is_owner=True)
+        public = credential.verify(RDMA_CONTROL, nonce, request.mac, place) if credential else None
+        if not nonce or public is None:
+            raise ProtocolError("the caller does not prove to be a daemon of the cluster")
+        caller.public = public
         return self._welcome(caller)
 
     def _welcome(self, caller: _Caller) -> messages.Reply:
@@ -308,11 +316,6 @@ class ControlListener:
             keys=registration.remote_keys(),
             is_writable=registration.is_writable,
         )
-
-
-def proof(secret: bytes, nonce: bytes) -> bytes:
-    """What only who knows the cluster's secret can answer to a nonce."""
-    return hmac.digest(secret, b"mooncake rdma control" + nonce, hashlib.sha256)
 
 
 def set_keepalive(sock: socket.socket) -> None:

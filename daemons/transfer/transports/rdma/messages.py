@@ -96,15 +96,17 @@ class Notify(_Message, frozen=True, kw_only=True):
 
 
 class Answer(_Message, frozen=True, kw_only=True):
-    """To a Challenge: proves that the caller knows the cluster's secret."""
+    """To a Challenge: proves that the caller is a daemon of the cluster."""
 
     mac: bytes
 
 
 class Challenge(_Message, frozen=True, kw_only=True):
-    """To a hello, where keys are for those only who know the cluster's secret."""
+    """To a hello, where keys are for daemons of the cluster only."""
 
     nonce: bytes
+    shown: bytes = b""
+    """Who is asking, where each daemon has a key of its own."""
 
 
 class Done(_Message, frozen=True, kw_only=True):

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from daemons.core.errors import Exhausted, ProtocolError, TransferError, Unavailable
 from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress
+from daemons.transfer.credentials import RDMA_CONTROL, Credential, place_of
 from daemons.transfer.transports.base import StaleEpoch, Unreachable, describe
 from daemons.transfer.transports.rdma import messages
 from daemons.transfer.transports.rdma.device import Device
 from daemons.transfer.transports.rdma.gid import common_bits
-from daemons.transfer.transports.rdma.listener import proof, set_keepalive
+from daemons.transfer.transports.rdma.listener import set_keepalive
 from daemons.transfer.transports.rdma.messages import DeviceAddress, OpenRegionReply
 from daemons.transfer.transports.rdma.queue_pair import MAX_DEPTH, QueuePair, Retries
 from daemons.transfer.transports.rdma.routes import Routes
@@ -66,7 +67,7 @@ class Peer:
         address: DataAddress,
         caller_epoch: Epoch,
         devices: Sequence[Device],
-        secret: bytes | None,
+        credential: Credential | None,
         timeout_s: float,
     ) -> None:
         self.name = describe(address)
@@ -83,7 +84,7 @@ class Peer:
         try:
             reply = self._call(messages.Hello(epoch=address.epoch, caller_epoch=caller_epoch))
             if isinstance(reply, messages.Challenge):
-                reply = self._call(messages.Answer(mac=proof(secret or b"", reply.nonce)))
+                reply = self._call(_answer(credential, reply, self._sock))
         except PeerLost as error:
             self._sock.close()
             raise Unreachable(error.message) from error
@@ -314,6 +315,20 @@ def pair_devices(
         num_taken[best] += 1
         pairs.append((index, best))
     return pairs
+
+
+def _answer(
+    credential: Credential | None, asked: messages.Challenge, sock: socket.socket
+) -> messages.Answer:
+    """Without credentials one that is wrong: the peer then says no in its own way."""
+    if credential is None:
+        return messages.Answer(mac=b"")
+    place = place_of(sock, is_owner=False)
+    try:
+        proof = credential.prove(RDMA_CONTROL, asked.nonce, asked.shown, place)
+    except ProtocolError as error:
+        raise Unreachable(error.message) from error
+    return messages.Answer(mac=proof)
 
 
 def _connect(address: DataAddress, timeout_s: float) -> socket.socket:

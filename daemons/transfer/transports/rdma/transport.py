@@ -15,6 +15,7 @@ from typing import ClassVar
 from daemons.core.errors import ConfigError
 from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress
+from daemons.transfer.credentials import Credential
 from daemons.transfer.hardware import Topology
 from daemons.transfer.memory import Region
 from daemons.transfer.transports.base import ReadBatch, Unreachable, WriteBatch
@@ -43,14 +44,16 @@ def open_rdma(
     epoch: Epoch,
     bind_host: str,
     deliver: Callable[[int, bytes], bool],
-    secret: bytes | None,
+    credential: Credential | None,
     *,
     is_required: bool,
     topology: Topology | None = None,
 ) -> "RdmaTransport | None":
     """The transport of an engine. Without RDMA None, and a line in the log; where there is no other, ConfigError."""
     try:
-        return RdmaTransport(epoch, bind_host, deliver=deliver, secret=secret, topology=topology)
+        return RdmaTransport(
+            epoch, bind_host, deliver=deliver, credential=credential, topology=topology
+        )
     except RdmaUnavailable as error:
         if is_required:
             raise ConfigError(
@@ -72,14 +75,14 @@ class RdmaTransport:
         port: int = 0,
         *,
         deliver: Callable[[int, bytes], bool] = lambda _region_id, _message: False,
-        secret: bytes | None = None,
+        credential: Credential | None = None,
         device_names: Sequence[str] | None = None,
         retries: Retries = _RETRIES,
         max_endpoints: int = _MAX_ENDPOINTS,
         topology: Topology | None = None,
     ) -> None:
         self._epoch = epoch
-        self._secret = secret
+        self._credential = credential
         self._devices = _open(device_names, topology)
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], Peer] = {}
@@ -98,7 +101,9 @@ class RdmaTransport:
             sock = undo.enter_context(_listen(bind_host, port))
             host, port = sock.getsockname()[:2]
             self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            service = Service(epoch, self._devices, self._registrations, retries, deliver, secret)
+            service = Service(
+                epoch, self._devices, self._registrations, retries, deliver, credential
+            )
             self._listener = ControlListener(service, sock)
             undo.pop_all()
 
@@ -186,6 +191,10 @@ class RdmaTransport:
             self._forget(peer)
             raise
 
+    def cut_refused(self) -> None:
+        """As the listener does."""
+        self._listener.cut_refused()
+
     def _peer(self, batch: Batch) -> Peer:
         address = batch.region.address
         key = (address.rdma, address.epoch)
@@ -197,7 +206,7 @@ class RdmaTransport:
             self._forget(peer)
         timeout_s = batch.remaining_s()
         try:
-            peer = Peer(address, self._epoch, self._devices, self._secret, timeout_s)
+            peer = Peer(address, self._epoch, self._devices, self._credential, timeout_s)
         except Unreachable:
             self._remember_dead(key)
             raise
