@@ -1,5 +1,6 @@
 """An operator's own key, for tools that talk to a cluster with keys."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from daemons.config.key_files import KeyFile, read_key_file
@@ -19,7 +20,13 @@ def open_client_identity(key_file: Path | None) -> Identity | None:
     return Identity(KeyPair.of(bytes.fromhex(found.secret)))
 
 
-def new_key(node: NodeId, role: KeyRole) -> KeyFile:
-    """A pair that nobody has had."""
+def new_key(node: NodeId, role: KeyRole, namespaces: Sequence[str] = ()) -> KeyFile:
+    """A pair that nobody has had. Raises ValueError for a client without namespaces."""
     pair = KeyPair.generate()
-    return KeyFile(node=node, role=role, public=PublicKey(pair.public), secret=pair.secret.hex())
+    return KeyFile(
+        node=node,
+        role=role,
+        public=PublicKey(pair.public),
+        secret=pair.secret.hex(),
+        namespaces=list(namespaces),
+    )

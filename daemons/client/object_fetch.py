@@ -136,7 +136,8 @@ class ObjectFetch:
 
     def is_same(self, sealed: BlockLocation, item: Item) -> bool:
         """Whether what is sealed there is this value: its checksums are, and so its seals; no bytes are read."""
-        with self._lookup.in_memory(Place(sealed), 2.0) as place:
+        named = self._lookup.opened(item.name, sealed)
+        with self._lookup.staged(named, 2.0) as place:
             return self._is_same(place, item)
 
     def _is_same(self, place: Place, item: Item) -> bool:
@@ -307,7 +308,7 @@ class ObjectFetch:
                 if place.location.tier == "dram":
                     result = read(place, left_s)
                 else:
-                    with self._lookup.in_memory(place, left_s) as near:
+                    with self._lookup.staged(place, left_s) as near:
                         result = read(near, left_s)
             except (TransferError, Unavailable) as failure:
                 error = failure

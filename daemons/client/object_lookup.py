@@ -25,7 +25,7 @@ from daemons.protocol.block import (
 from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.objects import NAME_STATES, LocateNames, LocateNamesReply, NameState
 from daemons.protocol.segment import Grant, RegionGrant
-from daemons.store.runs import runs_of
+from daemons.store.runs import in_memory, runs_of
 from daemons.transfer.capability import MAX_RANGES
 
 LEASE_S: Final = 10.0
@@ -73,7 +73,7 @@ class ObjectLookup:
         return {index: found.chunks[index] for index in indexes if found.chunks[index]}
 
     @contextlib.contextmanager
-    def in_memory(self, place: Place, timeout_s: float) -> Iterator[Place]:
+    def staged(self, place: Place, timeout_s: float) -> Iterator[Place]:
         """Where it can be read: a replica on a node's SSD is brought into its memory while this lasts."""
         at = place.location
         if at.tier == "dram":
@@ -81,7 +81,12 @@ class ObjectLookup:
             return
         stage_id = new_stage_id()
         hold_ms = int(1000 * timeout_s) + 1000
-        message = Stage(stage_id=stage_id, hashes=[at.hash], hold_ms=hold_ms)
+        message = Stage(
+            stage_id=stage_id,
+            hashes=[at.hash],
+            hold_ms=hold_ms,
+            wants_grants=self._wants_grants,
+        )
         with self._sessions.borrow() as session:
             [reply] = session.ask_nodes([(at.control, message)], timeout_s)
         if isinstance(reply, McError):
@@ -90,10 +95,19 @@ class ObjectLookup:
             why = reply.why if isinstance(reply, StageReply) else "it answers nonsense"
             raise Unavailable(f"{at.node} did not bring it from its {at.tier} tier: {why}")
         try:
-            yield Place(reply.locations[0])
+            yield Place(reply.locations[0], reply.grants[0] if reply.grants else None)
         finally:
             with self._sessions.borrow() as session:
                 session.ask_nodes([(at.control, Unstage(stage_id=stage_id))], 1.0)
+
+    def opened(self, name: bytes, sealed: BlockLocation) -> Place:
+        """Of what the master named without a grant, what this process can read. Raises Unavailable."""
+        if not self._wants_grants:
+            return Place(sealed)
+        [found] = self.find([name], 2.0, is_fresh=True)
+        if not isinstance(found, Found) or found.places[0].location.version != sealed.version:
+            raise Unavailable(f"{name!r} is just being replaced or deleted")
+        return found.places[0]
 
     def report_bad(self, location: BlockLocation, why: str) -> None:
         """The node looks for itself before it drops anything; nobody waits for that."""
@@ -115,7 +129,8 @@ class ObjectLookup:
     ) -> None:
         """What a node said when it sealed our put."""
         known = {i: [Place(chunk)] for i, chunk in enumerate(chunks) if chunk is not None}
-        until_s = time.monotonic() + LEASE_S
+        # Only the version, where it takes a grant to read it.
+        until_s = time.monotonic() + (0.0 if self._wants_grants else LEASE_S)
         self.cache.put_own(name, Found([Place(location)], value_bytes, until_s, True, known))
 
     def _ask(self, names: list[bytes], timeout_s: float) -> list[Found | McError | None]:
@@ -132,7 +147,9 @@ class ObjectLookup:
                 reply = session.ask_patiently(message, LocateNamesReply, left_s)
             states = [NAME_STATES[state] for state in reply.states]
             is_waiting = any(
-                (state == "rebuilding" and not replicas) or self._is_overtaken(name, replicas)
+                (state == "rebuilding" and not replicas)
+                or self._is_overtaken(name, replicas)
+                or (self._wants_grants and state == "absent" and self.cache.is_own(name))
                 for name, state, replicas in zip(names, states, reply.replicas, strict=True)
             )
             if not is_waiting or time.monotonic() + _RETRY_S >= deadline_s:
@@ -186,25 +203,22 @@ class ObjectLookup:
 def _places(
     replicas: Sequence[list[BlockLocation]], grants: Sequence[RegionGrant]
 ) -> list[list[Place]]:
-    """With the grant of each first replica: they come for the runs of those in order, so many to a grant."""
+    """With the grant of each that is in memory: they come for the runs of those in order, so many to a grant."""
     if not grants:
         return [[Place(each) for each in of_name] for of_name in replicas]
-    first = [of_name[0] for of_name in replicas if of_name]
+    locations = in_memory(replicas)
     by_region: dict[tuple[int, int], list[Grant]] = {}
     for each in grants:
         by_region.setdefault((each.epoch, each.region_id), []).append(each.grant)
     seen: dict[tuple[int, int], int] = {}
-    opened: list[Grant | None] = [None] * len(first)
-    for run in runs_of(first):
+    opened: dict[int, Grant] = {}
+    for run in runs_of(locations):
         key = (run.region.address.epoch, run.region.region_id)
         number = seen.get(key, 0)
         seen[key] = number + 1
         of_region = by_region.get(key, [])
         if number // MAX_RANGES < len(of_region):
             grant = of_region[number // MAX_RANGES]
-            opened[run.first : run.first + run.num_blocks] = [grant] * run.num_blocks
-    grant_of = iter(opened)
-    return [
-        [Place(each, next(grant_of) if not index else None) for index, each in enumerate(of_name)]
-        for of_name in replicas
-    ]
+            granted = locations[run.first : run.first + run.num_blocks]
+            opened.update((id(at), grant) for at in granted)
+    return [[Place(each, opened.get(id(each))) for each in of_name] for of_name in replicas]

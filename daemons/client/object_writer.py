@@ -248,6 +248,7 @@ class ObjectPut:
                 version=item.version,
                 piece_bytes=PIECE_BYTES,
                 wanted=item.wanted,
+                object_name=item.name,
             )
             parts.append(_Part(item, index, block))
         return parts

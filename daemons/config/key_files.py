@@ -23,6 +23,7 @@ from daemons.protocol.key import AllowedKey, KeyRole
 Hex32 = Annotated[str, msgspec.Meta(extra={"form": "key"})]
 NodeName = Annotated[str, msgspec.Meta(extra={"form": "name"})]
 
+MAX_NAMESPACE_BYTES: Final = 256
 _MAX_BYTES: Final = 8 << 20
 
 
@@ -33,6 +34,12 @@ class KeyFile(Section, frozen=True, kw_only=True):
     role: KeyRole
     public: Hex32
     secret: Annotated[str, msgspec.Meta(extra={"form": "key_or_empty"})] = ""
+    namespaces: list[str] = msgspec.field(default_factory=list)
+    """Of a client's: whose objects it may use."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_namespaces(self.role, self.namespaces)
 
 
 class ListedKey(Section, frozen=True, kw_only=True):
@@ -43,6 +50,11 @@ class ListedKey(Section, frozen=True, kw_only=True):
     public: Hex32
     added: str = ""
     revoked: str = ""
+    namespaces: list[str] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_namespaces(self.role, self.namespaces)
 
 
 class KeyList(Section, frozen=True, kw_only=True):
@@ -58,10 +70,23 @@ class KeyList(Section, frozen=True, kw_only=True):
 
     def allowed(self) -> list[AllowedKey]:
         return [
-            AllowedKey(public=PublicKey(key.public), node=NodeId(key.node), role=key.role)
+            AllowedKey(
+                public=PublicKey(key.public),
+                node=NodeId(key.node),
+                role=key.role,
+                namespaces=key.namespaces,
+            )
             for key in self.key
             if not key.revoked
         ]
+
+
+def check_namespaces(role: KeyRole, namespaces: Sequence[str]) -> None:
+    """Raises ValueError."""
+    if (role == "client") != bool(namespaces):
+        raise ValueError("`namespaces`: a client has one or more, and nobody else has any")
+    if any(len(namespace.encode()) > MAX_NAMESPACE_BYTES for namespace in namespaces):
+        raise ValueError(f"`namespaces`: each has at most {MAX_NAMESPACE_BYTES} bytes")
 
 
 def read_key_file(path: Path) -> KeyFile:
@@ -101,9 +126,10 @@ def read_key_list(path: Path, *, may_be_missing: bool = False) -> KeyList:
 def key_text(key: KeyFile) -> str:
     head = "secret: who has it is this node" if key.secret else "public"
     lines = [f"# {head}; written by mcctl keys"]
-    fields = ("node", "role", "public", "secret") if key.secret else ("node", "role", "public")
+    values = [(name, getattr(key, name)) for name in key.__struct_fields__]
     return (
-        "\n".join(lines + [f"{name} = {json.dumps(getattr(key, name))}" for name in fields]) + "\n"
+        "\n".join(lines + [f"{name} = {json.dumps(value)}" for name, value in values if value])
+        + "\n"
     )
 
 
@@ -119,7 +145,9 @@ def tables_text(name: str, rows: Sequence[msgspec.Struct]) -> str:
         lines += ["", f"[[{name}]]"]
         values = {field: getattr(row, field) for field in row.__struct_fields__}
         lines += [
-            f"{field} = {json.dumps(value)}" for field, value in values.items() if value != ""
+            f"{field} = {json.dumps(value)}"
+            for field, value in values.items()
+            if value not in ("", [])
         ]
     return "\n".join(lines) + "\n"
 

@@ -25,6 +25,7 @@ from daemons.mc_cachenode.storage import open_storage
 from daemons.protocol.block import BadReplica, BlockLocation, Tier
 from daemons.protocol.node import HelloReply, NodeDescription, SegmentDescription
 from daemons.protocol.replication import CopyFailed
+from daemons.protocol.segment import Grant
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
@@ -35,7 +36,7 @@ from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import runtime_dir
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.promotion import Promotion
-from daemons.transfer import TransferEngine, host_id, prefault_in_background
+from daemons.transfer import TransferEngine, contiguous, host_id, prefault_in_background
 from daemons.transfer.topology import host_devices
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,10 @@ class CachenodeApp:
             keys=data_keys(identity),
             topology=topology,
         )
+        self._outside = self._engine
+        if identity is not None:
+            # With nothing that opens others' memory: a client chooses what is pulled.
+            self._outside = TransferEngine(transports=("shm", "tcp"))
         self._devices = host_devices(
             wants_rdma="rdma" in config.transfer.transports, override=topology
         )
@@ -88,7 +93,7 @@ class CachenodeApp:
             opened = open_lower(config, self._on_dropped, self._on_found)
             self._storage = open_storage(config.segment, self._node, self._on_lost, fd_store)
         except BaseException:
-            self._engine.close()  # or its socket's file stays
+            self._close_engines()  # or its socket's file stays
             for tier in opened:
                 tier.store.close()
             raise
@@ -125,6 +130,7 @@ class CachenodeApp:
                 ),
                 keep=self._keep,
                 locate=self._locate,
+                grant=self._grant,
                 on_promoted=self._on_promoted,
                 make_room=lambda length, layers: self._handlers.puts.make_room(length, layers),
             )
@@ -135,6 +141,7 @@ class CachenodeApp:
             Parts(
                 loop=self.loop,
                 engine=self._engine,
+                outside=self._outside,
                 replicas=self._replicas,
                 workers=self._workers,
                 reporter=self._reporter,
@@ -200,10 +207,15 @@ class CachenodeApp:
         self._workers.close()
         for tier in self._lower.values():
             tier.close()  # reads and fills the segment until then
-        self._engine.close()
+        self._close_engines()
         self._storage.close()
         self._metrics_server.close()
         self.loop.close()
+
+    def _close_engines(self) -> None:
+        self._engine.close()
+        if self._outside is not self._engine:
+            self._outside.close()
 
     def _wait_for_puts(self, deadline_s: float) -> None:
         is_busy = self._handlers.puts.num_puts or (
@@ -313,6 +325,10 @@ class CachenodeApp:
             num_layers=replica.num_layers,
             host_id=host_id(),
         )
+
+    def _grant(self, at: BlockLocation, ttl_s: float) -> Grant:
+        whole = contiguous(at.offset, at.length + at.trailer_bytes)
+        return self._engine.grant(self._region, [whole], "read", ttl_s).grant
 
     def _keep(self, block_hash: BlockHash) -> None:
         for tier in self._lower.values():

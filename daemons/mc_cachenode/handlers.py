@@ -55,6 +55,8 @@ class Parts:
 
     loop: Loop
     engine: TransferEngine
+    outside: TransferEngine
+    """For what clients put: it opens no daemon's memory."""
     replicas: ReplicaTable
     workers: CopyWorkers
     reporter: Reporter
@@ -84,6 +86,7 @@ class CachenodeHandlers:
             PutParts(
                 loop=parts.loop,
                 engine=parts.engine,
+                outside=parts.outside,
                 replicas=parts.replicas,
                 workers=parts.workers,
                 reporter=parts.reporter,

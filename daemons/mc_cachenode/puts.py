@@ -42,6 +42,7 @@ class _Session:
     put: Put
     calls: list[Call]
     results: list[PutStatus]
+    is_clients: bool
     num_left: int = 0
     """Being pulled."""
     waiting: list[int] = field(default_factory=list)
@@ -57,6 +58,8 @@ class PutParts:
 
     loop: Loop
     engine: TransferEngine
+    outside: TransferEngine
+    """For puts of clients: it opens no daemon's memory."""
     replicas: ReplicaTable
     workers: CopyWorkers
     reporter: Reporter
@@ -104,7 +107,8 @@ class Puts:
             return
         if self.is_draining:
             raise Unavailable("this node is draining; put elsewhere")
-        session = _Session(message, [call], ["failed"] * len(message.blocks))
+        is_clients = call.owner is not None and call.owner.role == "client"
+        session = _Session(message, [call], ["failed"] * len(message.blocks), is_clients)
         self._sessions[message.put_id] = session
         self._begin_all(session, range(len(message.blocks)))
         if session.waiting:
@@ -286,8 +290,9 @@ class Puts:
     def _run(self, session: _Session, job: list[PullTask]) -> None:
         """On a worker."""
         parts = self._parts
+        engine = parts.outside if session.is_clients else parts.engine
         outcomes = [
-            pull(parts.engine, parts.replicas.segment, task, parts.pull_timeout_s) for task in job
+            pull(engine, parts.replicas.segment, task, parts.pull_timeout_s) for task in job
         ]
         parts.loop.call_soon_threadsafe(self._finish, session, outcomes)
 

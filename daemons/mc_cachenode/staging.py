@@ -14,7 +14,9 @@ from daemons.core.errors import Exhausted, McError
 from daemons.core.ids import BlockHash, StageId, new_stage_id, short
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.protocol.access import namespaces_of
 from daemons.protocol.block import BlockLocation, Stage, StageReply
+from daemons.protocol.segment import Grant
 from daemons.rpc import Call, Loop, Timer
 from daemons.store.lower import BlockRecord, LowerTier
 from daemons.store.promotion import Promotion
@@ -62,6 +64,7 @@ class _Request:
     missing: set[BlockHash]
     """Still on their way, or wait for a slot."""
     hold_s: float
+    wants_grants: bool = False
     why: str = ""
     timer: Timer | None = None
 
@@ -81,6 +84,8 @@ class StagingParts:
     keep: Callable[[BlockHash], object]
     """Called with what is to be read in DRAM, and might be leaving it."""
     locate: Callable[[Replica], BlockLocation]
+    grant: Callable[[BlockLocation, float], Grant]
+    """Opens one of those for so many seconds."""
     on_promoted: Callable[[BlockHash], object]
     make_room: Callable[[int, int], object] = lambda _length, _num_layers: None
     """For a slot of a block of so many bytes and layers, which blocks of other sizes take; at once or soon."""
@@ -111,7 +116,9 @@ class Staging:
         """Raises Exhausted when too many hold something."""
         hold_s = message.hold_ms / 1000
         missing, refused = self._hold(message.stage_id, message.hashes, hold_s)
-        request = _Request(call, list(message.hashes), message.stage_id, missing, hold_s)
+        request = _Request(
+            call, list(message.hashes), message.stage_id, missing, hold_s, message.wants_grants
+        )
         for block_hash in missing:
             self._staged[block_hash].waiting.append(request)
         for block_hash, error in refused.items():
@@ -360,8 +367,12 @@ class Staging:
     def _answer(self, request: _Request) -> None:
         if request.timer is not None:
             request.timer.cancel()
-        locations = [self._location(block_hash) for block_hash in request.hashes]
-        request.call.reply(StageReply(locations=locations, why=request.why[:500]))
+        own = namespaces_of(request.call.owner)
+        locations = [self._location(block_hash, own) for block_hash in request.hashes]
+        grants = []
+        if request.wants_grants:
+            grants = [self._parts.grant(at, request.hold_s) for at in locations if at is not None]
+        request.call.reply(StageReply(locations=locations, why=request.why[:500], grants=grants))
         for block_hash in request.missing:
             staged = self._staged.get(block_hash)
             if staged is not None and request in staged.waiting:
@@ -372,13 +383,20 @@ class Staging:
                 if not requests:
                     del self._wanted[block_hash]
 
-    def _location(self, block_hash: BlockHash) -> BlockLocation | None:
+    def _location(
+        self, block_hash: BlockHash, own: frozenset[bytes] | None
+    ) -> BlockLocation | None:
+        """None for what is not here, or not in one of these namespaces."""
         staged = self._staged.get(block_hash)
         if staged is not None:
-            return self._parts.locate(staged.replica) if staged.is_filled else None
-        replica = self._parts.replicas.get(block_hash)
-        is_here = replica is not None and replica.state == "sealed"
-        return self._parts.locate(replica) if is_here and replica is not None else None
+            replica, is_here = staged.replica, staged.is_filled
+        else:
+            found = self._parts.replicas.get(block_hash)
+            if found is None:
+                return None
+            replica, is_here = found, found.state == "sealed"
+        is_foreign = own is not None and replica.meta.namespace not in own
+        return self._parts.locate(replica) if is_here and not is_foreign else None
 
     def _end_if_free(self, staged: _Staged) -> None:
         if staged.is_filled and not staged.holders:

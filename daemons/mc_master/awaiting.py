@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from daemons.core.errors import Exhausted, ProtocolError
+from daemons.core.errors import Exhausted, NotFound, ProtocolError
 from daemons.core.ids import BlockHash
 from daemons.mc_master.clearing import ANSWER_EARLY_S
 from daemons.mc_master.copies import domain_of
 from daemons.mc_master.state import MasterState
+from daemons.protocol.access import namespaces_of
 from daemons.protocol.block import SealedBlock
 from daemons.protocol.replication import MAX_AWAITED, AwaitReplicas, AwaitReplicasReply
 from daemons.rpc import Call, Timer
@@ -38,6 +39,7 @@ class Awaiting:
             raise ProtocolError(f"a version for each of at most {MAX_AWAITED} hashes is awaited")
         if len(self._awaits) >= _MAX_CALLS:
             raise Exhausted(f"{_MAX_CALLS} puts wait for their replicas", retry_after_ms=1000)
+        self._check_own(call, message)
         asked = dict(zip(message.hashes, message.versions, strict=True))
         missing = {h: v for h, v in asked.items() if self._num_domains(h, v) < message.count}
         waiting = _Await(call, message, missing)
@@ -47,6 +49,14 @@ class Awaiting:
         self._awaits[waiting] = None
         left_s = call.deadline_s - self._state.now_s() - ANSWER_EARLY_S
         waiting.timer = self._state.loop.call_later(max(0.0, left_s), self._answer, waiting)
+
+    def _check_own(self, call: Call, message: AwaitReplicas) -> None:
+        """Those that are not here yet are the client's own, or will never be: nothing is told of them."""
+        own, namespace_of = namespaces_of(call.owner), self._state.directory.blocks.namespace_of
+        if own is not None and any(
+            namespace_of(each) not in (None, *own) for each in message.hashes
+        ):
+            raise NotFound("no such blocks")
 
     def on_sealed(self, sealed: Sequence[SealedBlock]) -> None:
         """The directory knows of these just now."""

@@ -7,7 +7,7 @@ announcement. What was known stays readable until the announcement begins: reade
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import NotFound, Unavailable
@@ -19,6 +19,7 @@ from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.pinning import Pinning
 from daemons.mc_master.state import MasterState
+from daemons.protocol.access import namespaces_of
 from daemons.protocol.base import Ok
 from daemons.protocol.block import (
     BadReplica,
@@ -49,9 +50,12 @@ from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
 from daemons.store import listing
 from daemons.store.replica_table import Place
+from daemons.store.runs import in_memory
 from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
+
+_NOBODYS: Final = BlockHash(b"")
 
 BlockRequest = (
     Report
@@ -97,7 +101,7 @@ class BlockHandlers:
             case Match():
                 call.reply(self._match(message))
             case Locate():
-                call.reply(self._locate(message))
+                call.reply(self._locate(message, namespaces_of(call.owner)))
             case BadReplica():
                 self._pass_on(call, message)
             case ListBlocks():
@@ -329,14 +333,17 @@ class BlockHandlers:
             spares=spares_of(directory, rows, locations, now_s=now_s),
         )
 
-    def _locate(self, message: Locate) -> LocateReply:
+    def _locate(self, message: Locate, own: frozenset[bytes] | None) -> LocateReply:
+        """Of others' blocks a client learns no more than of those that nobody has."""
+        namespace_of, hashes = self._state.directory.blocks.namespace_of, message.hashes
+        if own is not None:
+            hashes = [each if namespace_of(each) in own else _NOBODYS for each in hashes]
         replicas = self._state.directory.locate(
-            message.hashes,
+            hashes,
             now_s=self._state.now_s(),
             lease_s=_lease_s(message.lease_ms),
         )
-        first = [of_block[0] for of_block in replicas if of_block]
-        return LocateReply(replicas=replicas, grants=self._grants(message, first))
+        return LocateReply(replicas=replicas, grants=self._grants(message, in_memory(replicas)))
 
     def _grants(
         self, message: Match | Locate, locations: Sequence[BlockLocation]
@@ -347,6 +354,10 @@ class BlockHandlers:
         return self._state.grants.sign(locations, now_s=self._state.now_s(), ttl_s=ttl_s)
 
     def _pass_on(self, call: Call, message: BadReplica) -> None:
+        own = namespaces_of(call.owner)
+        namespace = self._state.directory.blocks.namespace_of(message.hash)
+        if own is not None and namespace not in own:
+            raise NotFound("no such block")
         member = self._state.membership.get(message.node)
         if member is None:
             raise NotFound(f"node {message.node} is not a member")

@@ -36,6 +36,7 @@ from daemons.protocol.request import PutTarget
 from daemons.rpc import Call
 from daemons.store.block_table import NO_ROW
 from daemons.store.object_rows import list_names, stat_namespaces
+from daemons.store.runs import in_memory
 
 MAX_NAMES: Final = 10_000
 """In one message."""
@@ -218,13 +219,15 @@ class ObjectHandlers:
         states = self._states(message.namespace, message.names, rows)
         lease_s = min(max(0.0, message.lease_ms / 1000), MAX_LEASE_S)
         hashes = [blocks.hash_of(row) for row in rows if row != NO_ROW]
-        found = iter(state.directory.locate(hashes, now_s=state.now_s(), lease_s=lease_s))
-        replicas: list[list[BlockLocation]] = [[] if row == NO_ROW else next(found) for row in rows]
+        located = iter(state.directory.locate(hashes, now_s=state.now_s(), lease_s=lease_s))
+        replicas: list[list[BlockLocation]] = [
+            [] if row == NO_ROW else next(located) for row in rows
+        ]
         sizes = [0 if row == NO_ROW else blocks.names[row].value_bytes for row in rows]
         grants = []
         if message.wants_grants:
-            first = [of_name[0] for of_name in replicas if of_name]
-            grants = state.grants.sign(first, now_s=state.now_s(), ttl_s=lease_s)
+            found = in_memory(replicas)
+            grants = state.grants.sign(found, now_s=state.now_s(), ttl_s=lease_s)
         return LocateNamesReply(states=states, replicas=replicas, value_bytes=sizes, grants=grants)
 
     def _list(self, message: ListNames) -> ListNamesReply:

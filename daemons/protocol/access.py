@@ -1,6 +1,7 @@
 """Who may ask what: one table from request to roles, for connections that are known by their keys.
 
-Closed: a request that is not in it is refused, and a test finds it. A member speaks for itself alone.
+Closed: a request that is not in it is refused, and a test finds it. A member speaks for itself alone, and a client of
+objects in its own namespaces.
 """
 
 from collections.abc import Mapping
@@ -9,12 +10,14 @@ from typing import Final
 from daemons.protocol import block, event, node, objects, pin, replication, request
 from daemons.protocol.base import Message, Ping
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
+from daemons.protocol.name_hash import chunk_key, name_key
 from daemons.protocol.node import Beat, Join, Leave
 
 _ALL: Final = frozenset(KEY_ROLES)
 _ADMIN: Final[frozenset[KeyRole]] = frozenset({"admin"})
 _MEMBERS: Final[frozenset[KeyRole]] = frozenset({"cachenode", "prefill", "decode", "gateway"})
 _USERS: Final[frozenset[KeyRole]] = frozenset({"cachenode", "prefill", "decode", "admin"})
+_STORES: Final[frozenset[KeyRole]] = _USERS | {"client"}
 _VIEWERS: Final[frozenset[KeyRole]] = frozenset({"gateway", "admin"})
 
 ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
@@ -28,12 +31,12 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     node.ListModels: _VIEWERS,
     # blocks
     block.Report: frozenset({"cachenode"}),
-    block.Put: _USERS,
+    block.Put: _STORES,
     block.Match: _USERS,
-    block.Locate: _USERS,
-    block.BadReplica: _USERS,
-    block.Stage: _USERS,
-    block.Unstage: _USERS,
+    block.Locate: _STORES,
+    block.BadReplica: _STORES,
+    block.Stage: _STORES,
+    block.Unstage: _STORES,
     block.FlushBlocks: _ADMIN,
     block.SuspectNode: _USERS,
     block.CacheStat: _VIEWERS,
@@ -42,16 +45,16 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     block.ClearBlocks: _ADMIN,
     pin.PinBlocks: _ADMIN,
     # objects
-    objects.ReserveNames: _USERS,
-    objects.ReleaseNames: _USERS,
-    objects.LocateNames: _USERS,
-    objects.ExistNames: _USERS,
-    objects.DeleteNames: _USERS,
-    objects.ListNames: _USERS,
+    objects.ReserveNames: _STORES,
+    objects.ReleaseNames: _STORES,
+    objects.LocateNames: _STORES,
+    objects.ExistNames: _STORES,
+    objects.DeleteNames: _STORES,
+    objects.ListNames: _STORES,
     objects.StatNames: _USERS,
     # replicas
     replication.CopyFailed: frozenset({"cachenode"}),
-    replication.AwaitReplicas: _USERS,
+    replication.AwaitReplicas: _STORES,
     replication.ReplicateBlocks: _ADMIN,
     replication.MoveBlocks: _ADMIN,
     replication.DrainNode: _ADMIN,
@@ -65,6 +68,7 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     request.ListRequests: _VIEWERS,
     request.DataProbe: _ADMIN,
 }
+_MAX_NUMBER: Final = 1 << 64
 EVENT_READERS: Final = _VIEWERS
 """Who may subscribe to the master's events."""
 
@@ -87,4 +91,48 @@ def refusal(message: Message, peer: AllowedKey) -> str | None:
                 return f"the key of {peer.node} cannot speak for node {message.node}"
         case _:
             pass
-    return None
+    own = namespaces_of(peer)
+    return None if own is None else _foreign(message, peer, own)
+
+
+def namespaces_of(peer: AllowedKey | None) -> frozenset[bytes] | None:
+    """Whose objects this key may use, and nothing else of the pool; None: all of it."""
+    if peer is None or peer.role != "client":
+        return None
+    return frozenset(namespace.encode() for namespace in peer.namespaces)
+
+
+def _foreign(message: Message, peer: AllowedKey, own: frozenset[bytes]) -> str | None:
+    """Requests that name a block by its hash alone are for whoever knows the block to look at."""
+    match message:
+        case (
+            objects.ReserveNames()
+            | objects.ReleaseNames()
+            | objects.LocateNames()
+            | objects.ExistNames()
+            | objects.DeleteNames()
+            | objects.ListNames()
+        ):
+            is_own = message.namespace in own
+        case block.Put():
+            is_own = all(put.meta.namespace in own and _is_object(put) for put in message.blocks)
+        case _:
+            return None
+    if is_own:
+        return None
+    return (
+        f"the key of client {peer.node} is for objects in: {', '.join(map(repr, peer.namespaces))}"
+    )
+
+
+def _is_object(put: block.PutBlock) -> bool:
+    """An object of its namespace, or a chunk of one: under no key that could be anybody else's."""
+    meta = put.meta
+    if not 0 < put.version < _MAX_NUMBER or meta.model or meta.tenant:
+        return False
+    if meta.name:
+        return meta.hash == name_key(meta.namespace, meta.name)
+    key = name_key(meta.namespace, put.object_name)
+    return 0 < meta.depth < _MAX_NUMBER and (
+        (meta.parent, meta.hash) == (key, chunk_key(key, put.version, meta.depth - 1))
+    )

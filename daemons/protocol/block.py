@@ -7,7 +7,7 @@ import msgspec
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId, StageId
 from daemons.protocol.base import Message, Record
 from daemons.protocol.pin import Pin, PinLevel
-from daemons.protocol.segment import RegionGrant, RegionRef, Source
+from daemons.protocol.segment import Grant, RegionGrant, RegionRef, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
 RemovalReason = Literal["evicted", "cleared", "node_left", "bad"]
@@ -54,6 +54,8 @@ class PutBlock(Record, frozen=True, kw_only=True):
     tail: bytes = b""
     wanted: int = 0
     """Replicas it should have; 0: as many as the pool wants. The put is answered when the first is sealed."""
+    object_name: bytes = b""
+    """Of a chunk: the object that it belongs to, by which the node knows that it is the putter's own."""
 
 
 class Put(Message, frozen=True, kw_only=True):
@@ -123,7 +125,7 @@ class Match(Message, frozen=True, kw_only=True):
     lease_ms: int = 10_000
     near: HostId | None = None
     wants_grants: bool = False
-    """For readers that do not know the cluster's secret."""
+    """For readers that are no daemons of the cluster."""
 
 
 class MatchReply(Message, frozen=True, kw_only=True):
@@ -147,7 +149,7 @@ class Locate(Message, frozen=True, kw_only=True):
 class LocateReply(Message, frozen=True, kw_only=True):
     replicas: list[list[BlockLocation]]
     grants: list[RegionGrant] = msgspec.field(default_factory=list)
-    """As in MatchReply, for the first replica of each block."""
+    """As in MatchReply, for those in DRAM: the first of each block in order, then the second of each, and so on."""
 
 
 class BlockFilter(Record, frozen=True, kw_only=True):
@@ -268,6 +270,7 @@ class Stage(Message, frozen=True, kw_only=True):
     stage_id: StageId
     hashes: Hashes
     hold_ms: int = 30_000
+    wants_grants: bool = False
 
 
 class StageReply(Message, frozen=True, kw_only=True):
@@ -275,6 +278,8 @@ class StageReply(Message, frozen=True, kw_only=True):
 
     locations: list[BlockLocation | None]
     why: str = ""
+    grants: list[Grant] = msgspec.field(default_factory=list)
+    """As wanted: one for each location that is not None, for as long as it is held."""
 
 
 class Unstage(Message, frozen=True, kw_only=True):

@@ -146,6 +146,12 @@ class BlockTable:
         self.num_wanted += (count > 0) - (self.wanted[row] > 0)
         self.wanted[row] = count
 
+    def namespace_of(self, block_hash: BlockHash) -> bytes | None:
+        """None for a block that is not here."""
+        row = self.row_by_hash.get(block_hash, NO_ROW)
+        kind = self.kinds[self.kind[row]] if row != NO_ROW else None
+        return None if kind is None else kind.namespace
+
     def hash_of(self, row: int) -> BlockHash:
         return BlockHash(bytes(self.hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
 

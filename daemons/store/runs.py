@@ -1,5 +1,6 @@
 """Neighbouring blocks that lie in one region at one stride, pure: one copy a row, one granted range for all of them."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,3 +41,12 @@ def runs_of(locations: Sequence[BlockLocation]) -> Iterator[BlockRun]:
             stride, end = step, end + 1
         yield BlockRun(region, start, end - start, offset, stride)
         start = end
+
+
+def in_memory(replicas: Sequence[Sequence[BlockLocation]]) -> list[BlockLocation]:
+    """Of the replicas of many blocks those that can be granted: the first of each, then the second, and so on.
+
+    Below DRAM nothing lies at the offset that is named, or somebody else's bytes.
+    """
+    ranks = itertools.zip_longest(*replicas)
+    return [at for rank in ranks for at in rank if at is not None and at.tier == "dram"]

@@ -93,6 +93,13 @@ def generate(
         str,
         typer.Option(help=f"One of {', '.join(KEY_ROLES)}.", metavar="ROLE", callback=_check_role),
     ],
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a client: whose objects it may put, get, list and delete. May be repeated.",
+            metavar="NAMESPACE",
+        ),
+    ] = None,
     let_in: Annotated[
         bool, typer.Option("--authorize", help="Put it on the list here, too.")
     ] = False,
@@ -100,14 +107,21 @@ def generate(
 ) -> None:
     """Make a key pair. NODE.key is the secret and goes to that host alone, NODE.pub goes to the list.
 
+    The role admin is an operator's. A client is an application with a Store (mc-store): it uses objects in its
+    namespaces, and sees and changes nothing else.
+
     \b
     Example: mcctl keys generate cache-1 --role cachenode
+    Example: mcctl keys generate trainer --role client --namespace training --authorize
     """
     folder = _folder(directory)
     secret = folder / _KEYS / f"{node}.key"
     if secret.exists():
         raise Conflict(f"{secret} exists; mcctl keys rotate {node} makes another key for it")
-    made = new_key(NodeId(node), _as_role(role))
+    try:
+        made = new_key(NodeId(node), _as_role(role), namespace or ())
+    except ValueError as error:
+        raise typer.BadParameter(f"--namespace: {error}") from None
     written = _write(folder, made)
     if let_in:
         _change(folder / _LIST, lambda keys: KeyList(key=[*keys.key, _listed(made)]))
@@ -199,7 +213,7 @@ def rotate(context: typer.Context, node: Node, directory: Directory = None) -> N
     """
     folder = _folder(directory)
     old = read_key_file(folder / _KEYS / f"{node}.key")
-    made = new_key(NodeId(old.node), old.role)
+    made = new_key(NodeId(old.node), old.role, old.namespaces)
     fresh = _write(folder, made)
     _change(folder / _LIST, lambda keys: KeyList(key=[*keys.key, _listed(made)]))
     _show_written(context, fresh)
@@ -242,7 +256,13 @@ def _change(file: Path, change: Callable[[KeyList], KeyList]) -> KeyList:
 
 
 def _listed(key: KeyFile) -> ListedKey:
-    return ListedKey(node=key.node, role=key.role, public=key.public, added=_now())
+    return ListedKey(
+        node=key.node,
+        role=key.role,
+        public=key.public,
+        added=_now(),
+        namespaces=key.namespaces,
+    )
 
 
 def _now() -> str:
@@ -277,6 +297,7 @@ def _show_list(context: typer.Context, file: Path, keys: KeyList) -> None:
     columns = [
         Column("node", lambda k: k.node),
         Column("role", lambda k: k.role),
+        Column("namespaces", lambda k: ", ".join(k.namespaces), extra=2),
         Column("state", lambda k: f"revoked {k.revoked}" if k.revoked else "allowed"),
         Column("added", lambda k: k.added, extra=1),
         Column("public key", lambda k: k.public),

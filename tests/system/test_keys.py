@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kit.daemon import wait_for
-from kit.hosts import Hosts, hosts_with, line_of, why_no_hosts
+from kit.hosts import Hosts, hosts_with, line_of, lines_of, why_no_hosts
 
 from daemons.config.key_files import read_key_file
 from mcctl.main import main
@@ -21,6 +21,8 @@ NODES = {
     "op": "admin",
     "gw": "gateway",
     "mole": "cachenode",
+    "app": "client",
+    "other": "client",
 }
 GREETING_BYTES = 64
 """Of ZMTP: a version and the name of the mechanism."""
@@ -33,7 +35,8 @@ class Cluster:
         self.hosts = hosts
         self.folder = folder
         for node, role in NODES.items():
-            self.keys("generate", node, "--role", role, "--authorize")
+            named = ["--namespace", f"of {node}"] if role == "client" else []
+            self.keys("generate", node, "--role", role, "--authorize", *named)
         self.keys("generate", "stranger", "--role", "admin")
         self._tool = hosts.start(hosts.b, "kit.mcctl_lines")
         self.master_key = self.public("master")
@@ -88,7 +91,7 @@ class Cluster:
             f"transfer.host={here}",
             f"transfer.unix_dir={self.folder}",
             f"segment.directory={self.folder}",
-            "segment.size=8MiB",
+            "segment.size=32MiB",
             f"security.key_file={self.key(name)}",
             f"security.master_key={self.master_key}",
         )
@@ -217,6 +220,29 @@ def test_a_revoked_daemon_loses_the_data_path_at_once_and_keeps_nothing_that_ope
     wait_for(lambda: "data peer refused" in cluster.near_log.read_text())
     cluster.keys("authorize", str(cluster.folder / "keys" / "mole.pub"))
     wait_for(lambda: line_of(reader) is None)
+
+
+def test_a_clients_key_is_for_objects_in_its_namespaces_and_for_nothing_else(
+    cluster: Cluster,
+) -> None:
+    value = cluster.folder / "value"
+    value.write_bytes(b"secret")
+    done = cluster.mcctl("other", "cache", "put", "a", str(value), "--namespace", "of other")
+    assert done.returncode == 0, done.stderr
+    region = json.dumps(cluster.nodes()["near"]["node"]["segments"][0]["region"])
+    master = f"{MASTER}#{cluster.master_key}"
+    words = ["kit.client_attempts", cluster.key("app"), master, "of app", "of other", region]
+    [got] = lines_of(cluster.hosts.start(cluster.hosts.b, *words))
+    assert all(got.pop("own")), got
+    refused = {"get", "put", "delete", "exists", "list", "namespaces"}
+    refused |= {"put_theirs", "put_a_chunk_of_theirs", "put_kv"}
+    assert {name for name, outcome in got.items() if outcome == "Rejected"} == refused, got
+    assert (got["locate"], got["stage"]) == (0, 0)
+    assert (got["wait_for_it"], got["report_it"]) == ("NotFound", "NotFound")
+    # The node that pulled for it had nothing to open the other's memory with.
+    assert "capability" in got["put_from_a_nodes_memory"]
+    for words in (["cache", "clear", "--yes"], ["node", "drain", "near"], ["cache", "flush"]):
+        assert cluster.mcctl("app", *words).returncode == 5
 
 
 def test_a_gateways_key_opens_no_memory(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.staging import Staging, StagingParts
 from daemons.protocol.block import BlockLocation, BlockMeta, Stage, StageReply
-from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.protocol.segment import DataAddress, Grant, RegionRef
 from daemons.rpc import Loop
 from daemons.store.lower import BlockRecord
 from daemons.store.promotion import Promotion
@@ -94,6 +94,7 @@ class Bench:
                 limit_bytes=max_slots * SLOT,
                 keep=lambda _: None,
                 locate=_locate,
+                grant=_grant,
                 on_promoted=self.promoted.append,
             )
         )
@@ -130,6 +131,11 @@ class Bench:
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.loop.run_once(0)
+
+
+def _grant(at: BlockLocation, ttl_s: float) -> Grant:
+    expires_ms = round(1000 * ttl_s)
+    return Grant(operation="read", ranges=[], expires_ms=expires_ms, generation=None, mac=at.hash)
 
 
 def _locate(replica: Replica) -> BlockLocation:
