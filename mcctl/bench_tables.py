@@ -35,6 +35,17 @@ TRANSFER_COLUMNS = [
 ]
 
 
+BESIDE_COLUMNS = [
+    Column("published", lambda row: row.variant),
+    Column("op", lambda row: row.operation),
+    Column("size", lambda row: format_size(row.size_bytes), is_number=True),
+    Column("batch", lambda row: str(row.batch), is_number=True),
+    Column("GB/s", lambda row: f"{row.gb_s:.2f}", is_number=True),
+    Column("p50 us", lambda row: f"{row.p50_us:.1f}", is_number=True),
+    Column("ours by it", lambda row: f"{row.ratio:.2f}", is_number=True),
+]
+
+
 CONDUCTOR_COLUMNS = [
     Column("instances", lambda row: str(row.num_instances), is_number=True),
     Column("blocks", lambda row: str(row.num_blocks), is_number=True),

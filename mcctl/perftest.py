@@ -18,10 +18,13 @@ def bandwidth(
     size_bytes: int,
     num_messages: int,
     device_names: tuple[str, str] | None = None,
+    *,
+    depth: int | None = None,
 ) -> float | None:
     """Bytes a second between two processes on this host, over the devices of client and server.
 
-    Without names both use the first device. None where it cannot be measured.
+    Without names both use the first device. `depth` messages are under way at once; None: as many as it likes best.
+    None where it cannot be measured.
     """
     program = shutil.which(f"ib_{operation}_bw")
     if program is None:
@@ -36,6 +39,7 @@ def bandwidth(
         str(num_messages),
         "-p",
         str(_free_port()),
+        *([] if depth is None else ["-t", str(depth)]),
     ]
     arguments = [*common, *_arguments(client), "127.0.0.1"]
     server = subprocess.Popen(

@@ -6,7 +6,6 @@ what perftest says, where that is installed.
 """
 
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,9 +24,9 @@ from daemons.core.errors import Unavailable
 from daemons.core.units import MIB, format_size
 from daemons.protocol.segment import Strided
 from daemons.transfer import ByteArray, Read, TransferEngine, Write, allocate_shared, contiguous
-from daemons.transfer.transports.tcp import streams_for
-from mcctl import perftest
-from mcctl.transfer_peer import REQUEST, TAKEN, PeerAnnouncement, receive, set_buffers
+from mcctl import perftest, transfer_limits
+from mcctl.published_engine import VARIANTS, PublishedEngine, published_engine
+from mcctl.transfer_peer import PeerAnnouncement
 
 Progress = Callable[[str], object]
 TransportName = Literal["shm", "tcp", "rdma"]
@@ -67,11 +66,26 @@ class TransferRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of both processes together."""
 
 
+class BesideRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The published engine over TCP in the same rounds; `ratio` is ours divided by it."""
+
+    variant: str
+    """default, or tuned: with its pool of connections and slices of 4 MiB."""
+    operation: Operation
+    size_bytes: int
+    batch: int
+    gb_s: float
+    p50_us: float
+    ratio: float
+
+
 class TransferResult(msgspec.Struct, frozen=True, kw_only=True):
     """All rows, and what the limits are."""
 
     rows: list[TransferRow]
     limits: dict[str, str]
+    beside: list[BesideRow] = []
+    """Empty unless it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +96,21 @@ class TransferPlan:
     batch: int
     threads: int
     transports: Sequence[TransportName]
+    beside: Path | None = None
+    """A Python that has the published engine."""
 
 
 def run(plan: TransferPlan, progress: Progress) -> TransferResult:
     rows: list[TransferRow] = []
+    beside: list[BesideRow] = []
     largest = max(size * _batch_of(plan, size) for size in plan.sizes)
-    with _peer(largest, plan.transports) as peer:
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(_peer(largest, plan.transports))
+        others: list[PublishedEngine] = []
+        if plan.beside is not None:
+            progress("starting the published engine")
+            opened = [published_engine(plan.beside, name, largest) for name in VARIANTS]
+            others = [stack.enter_context(one) for one in opened]
         for transport in plan.transports:
             engine = TransferEngine(unix_dir=peer.directory, transports=(transport,))
             memory = allocate_shared("bench-local", largest * plan.threads)
@@ -98,17 +121,21 @@ def run(plan: TransferPlan, progress: Progress) -> TransferResult:
                     for operation in _OPERATIONS[transport]:
                         progress(f"{transport} {operation} {format_size(size)}")
                         case = _Case(plan, peer, transport, size, memory.array)
-                        rows.append(case.measure(engine, operation))
+                        row, more = case.measure(engine, operation, others)
+                        rows.append(row)
+                        beside += more
             finally:
                 engine.close()
                 memory.close()
     return TransferResult(
         rows=rows,
+        beside=beside,
         limits={
             "shm": "memcpy of the same blocks in one process, the same threads",
             "shm view": "a READ of the same blocks and one pass over them",
             "tcp": "plain Python sockets, the same number of streams and socket buffers",
-            "rdma": "ib_read_bw and ib_write_bw of perftest over one device, messages of the same size",
+            "rdma": "ib_read_bw and ib_write_bw of perftest over one device, messages of the same size, "
+            "as many under way as a batch has",
         },
     )
 
@@ -178,14 +205,20 @@ class _Case:
         self._total = total
         self._locals = [local[i * total : (i + 1) * total] for i in range(plan.threads)]
 
-    def measure(self, engine: TransferEngine, operation: Operation) -> TransferRow:
+    def measure(
+        self, engine: TransferEngine, operation: Operation, others: Sequence[PublishedEngine]
+    ) -> tuple[TransferRow, list[BesideRow]]:
+        others = others if self._transport == "tcp" else ()
         with contextlib.ExitStack() as stack:
             move = {"read": self._read, "write": self._write, "view": self._view}[operation]
             engine_moves = [move(engine, local) for local in self._locals]
             limit = self._limit(stack, engine, operation)
             for warm in (*engine_moves, *limit):
                 warm()
+            for other in others:
+                other.times(operation, self._size, self._batch, 0.0)
             took, limit_took, cpu_s, moved = [], [], 0.0, 0
+            others_took: list[list[float]] = [[] for _ in others]
             for _ in range(_ROUNDS):
                 before_s = time.process_time() + self._peer.cpu_s()
                 times = _timed(engine_moves)
@@ -194,12 +227,16 @@ class _Case:
                 took.append(median(times))
                 if limit:
                     limit_took.append(median(_timed(limit)))
+                for other, its in zip(others, others_took, strict=True):
+                    its.append(median(other.times(operation, self._size, self._batch, _ROUND_S)))
         rate = self._total * self._threads / median(took)
         limit_rate = self._total * self._threads / median(limit_took) if limit else None
         if self._transport == "rdma" and operation != "view":
             num_messages = max(5, min(int(rate * _PERFTEST_S / self._size), 20_000))
-            limit_rate = perftest.bandwidth(operation, self._size, num_messages)
-        return TransferRow(
+            limit_rate = perftest.bandwidth(
+                operation, self._size, num_messages, depth=self._batch * self._threads
+            )
+        row = TransferRow(
             transport=self._transport,
             operation=operation,
             size_bytes=self._size,
@@ -212,6 +249,19 @@ class _Case:
             limit_p50_us=median(limit_took) * 1e6 if limit else None,
             cpu_s_per_gb=cpu_s / (moved / 1e9),
         )
+        beside = [
+            BesideRow(
+                variant=other.variant,
+                operation=operation,
+                size_bytes=self._size,
+                batch=self._batch,
+                gb_s=self._total / median(its) / 1e9,
+                p50_us=median(its) * 1e6,
+                ratio=median(its) / median(took),
+            )
+            for other, its in zip(others, others_took, strict=True)
+        ]
+        return row, beside
 
     def _ranges(self) -> list[Strided]:
         return [contiguous(index * self._size, self._size) for index in range(self._batch)]
@@ -254,62 +304,14 @@ class _Case:
             return [self._read_and_pass(engine, local) for local in self._locals]
         match self._transport:
             case "shm":
-                return self._memcpy()
+                return transfer_limits.memcpy(self._locals, self._size)
             case "tcp":
-                return self._sockets(stack, operation)
+                port = self._peer.announced.plain_port
+                return transfer_limits.plain_sockets(
+                    stack, port, self._locals, operation == "write"
+                )
             case "rdma":
                 return []
-
-    def _memcpy(self) -> list[Callable[[], None]]:
-        source = np.ones(self._total, np.uint8)
-
-        def copy(target: ByteArray) -> None:
-            for start in range(0, self._total, self._size):
-                np.copyto(target[start : start + self._size], source[start : start + self._size])
-
-        return [lambda target=local: copy(target) for local in self._locals]  # type: ignore[misc]  # bound now
-
-    def _sockets(
-        self, stack: contextlib.ExitStack, operation: Operation
-    ) -> list[Callable[[], None]]:
-        """For each thread what a batch uses: so many streams, each asked for its share or sent it."""
-        num_streams = streams_for(self._total)
-        share = self._total // num_streams
-
-        def read(sock: socket.socket, target: memoryview) -> None:
-            sock.sendall(REQUEST.pack(len(target), 0))
-            receive(sock, target)
-
-        def write(sock: socket.socket, source: memoryview) -> None:
-            sock.sendall(REQUEST.pack(len(source), 1))
-            sock.sendall(source)
-            receive(sock, memoryview(bytearray(len(TAKEN))))
-
-        ask = {"read": read, "write": write}[operation]
-
-        def run_all(socks: Sequence[socket.socket], target: memoryview) -> None:
-            others = [
-                threading.Thread(target=ask, args=(sock, target[i * share : (i + 1) * share]))
-                for i, sock in enumerate(socks[1:], 1)
-            ]
-            for other in others:
-                other.start()
-            ask(socks[0], target[:share])
-            for other in others:
-                other.join()
-
-        moves: list[Callable[[], None]] = []
-        for local in self._locals:
-            socks = [stack.enter_context(self._connect()) for _ in range(num_streams)]
-            moves.append(lambda socks=socks, local=local: run_all(socks, local.data))  # type: ignore[misc]  # bound now
-        return moves
-
-    def _connect(self) -> socket.socket:
-        sock = socket.socket()
-        set_buffers(sock)
-        sock.connect(("127.0.0.1", self._peer.announced.plain_port))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
 
 
 def _pass_over(block: ByteArray) -> None:

@@ -25,7 +25,7 @@ from daemons.transfer.hardware import Topology
 from daemons.transfer.listeners import listen
 from daemons.transfer.memory import Access, SharedMemory, host_id
 from daemons.transfer.notifications import MAX_MESSAGE_BYTES, Notification, Notifications
-from daemons.transfer.plan import PathView
+from daemons.transfer.path_record import PathView
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within
 from daemons.transfer.topology import discover

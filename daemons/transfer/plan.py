@@ -18,50 +18,17 @@ One lock around every call makes it serve several threads; `next(now, batch)` ha
 """
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, NewType
+from typing import NamedTuple, NewType
 
-from daemons.core.units import KIB, MIB
+from daemons.transfer.path_record import Path, PathPolicy, PathRecord, PathView
 from daemons.transfer.slices import Slice
 
 BatchId = NewType("BatchId", int)
 Ticket = NewType("Ticket", int)
 """One attempt to send one slice."""
-
-ASSUMED_BYTES_PER_S: Final = 1.25e9
-"""Of a link whose speed nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """A way to the peer. `bytes_per_s` is the link's speed; what share of it is reached is learnt from all paths."""
-
-    name: str
-    bytes_per_s: float = ASSUMED_BYTES_PER_S
-    max_in_flight: int = 16
-
-
-@dataclass(frozen=True, slots=True)
-class PathPolicy:
-    """How paths are weighed, and given up."""
-
-    far_penalty: float = 4.0
-    """A far path is taken when it would be done this many times sooner."""
-    rate_weight: float = 0.25
-    """Of a new measurement in the moving average."""
-    sample_bytes: int = MIB
-    """Carried before a rate is believed."""
-    sample_slice_bytes: int = 256 * KIB
-    """Shorter slices measure the latency."""
-    forget_s: float = 5.0
-    """An unused path's rate goes back to what is assumed with this time constant, so that it is tried again."""
-    pause_s: float = 0.25
-    max_pause_s: float = 30.0
-    max_attempts: int = 4
-    """Of one slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,67 +49,6 @@ class BatchEnd:
 
     batch: BatchId
     error: str
-
-
-PathState = Literal["up", "paused", "due"]
-"""due: the pause is over and one slice may try it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PathView:
-    """For metrics and people."""
-
-    name: str
-    state: PathState
-    bytes_per_s: float
-    outstanding_bytes: int
-    num_in_flight: int
-    num_failures: int
-    pause_s: float
-    carried_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class _Path:
-    path: Path
-    rate: float | None = None
-    """As measured."""
-    outstanding_bytes: int = 0
-    num_in_flight: int = 0
-    num_failures: int = 0
-    carried_bytes: int = 0
-    pause_s: float = 0.0
-    """Length of the pause it is in; 0 while it is up."""
-    paused_until_s: float = 0.0
-    has_trial: bool = False
-    sample_bytes: int = 0
-    sample_s: float = 0.0
-    busy_since_s: float = 0.0
-    last_used_s: float = -math.inf
-
-    @property
-    def has_room(self) -> bool:
-        return self.num_in_flight < self.path.max_in_flight
-
-    @property
-    def may_try(self) -> bool:
-        """One slice at a time shows whether a paused path works again."""
-        return self.has_room and not self.has_trial
-
-    def state(self, now_s: float) -> PathState:
-        if not self.pause_s:
-            return "up"
-        return "paused" if now_s < self.paused_until_s else "due"
-
-    def current_rate(self, policy: PathPolicy, now_s: float, efficiency: float) -> float:
-        """`efficiency` is how much of a link's speed the best path reaches."""
-        assumed = self.path.bytes_per_s * efficiency
-        if self.rate is None:
-            return assumed
-        if self.num_in_flight:
-            return self.rate
-        idle_s = max(now_s - self.last_used_s, 0.0)
-        return self.rate + (assumed - self.rate) * -math.expm1(-idle_s / policy.forget_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +78,7 @@ class _Batch:
 class _Flight(NamedTuple):
     batch: _Batch
     work: _Work
-    path: _Path
+    path: PathRecord
     is_trial: bool
 
 
@@ -182,7 +88,7 @@ class PathBook:
     def __init__(self, paths: Sequence[Path], policy: PathPolicy | None = None) -> None:
         assert paths, "a peer without a path cannot be asked for anything"
         self._policy = policy or PathPolicy()
-        self._paths = {path.name: _Path(path) for path in paths}
+        self._paths = {path.name: PathRecord(path) for path in paths}
         self._efficiency = 1.0
         self._batches: dict[BatchId, _Batch] = {}
         self._flights: dict[Ticket, _Flight] = {}
@@ -222,14 +128,7 @@ class PathBook:
         """Its bytes are in place."""
         flight = self._land(ticket, now_s)
         path = flight.path
-        path.carried_bytes += flight.work.slice.length
-        path.sample_bytes += flight.work.slice.length
-        if flight.work.slice.length < self._policy.sample_slice_bytes:
-            path.sample_bytes, path.sample_s = 0, 0.0
-        if path.sample_bytes >= self._policy.sample_bytes and path.sample_s > 0:
-            rate, weight = path.sample_bytes / path.sample_s, self._policy.rate_weight
-            path.rate = rate if path.rate is None else path.rate + weight * (rate - path.rate)
-            path.sample_bytes, path.sample_s = 0, 0.0
+        if path.learn(flight.work.slice.length, self._policy):
             measured = [(p.rate, p.path.bytes_per_s) for p in self._paths.values() if p.rate]
             self._efficiency = max(rate / speed for rate, speed in measured)
         if flight.is_trial:
@@ -244,7 +143,7 @@ class PathBook:
         batch, work, path, is_trial = flight
         work.failed_on.add(path.path.name)
         if may_retry:
-            self._blame(path, now_s, is_trial=is_trial)
+            path.blame(self._policy, now_s, is_trial=is_trial)
         is_hopeless = work.attempts >= self._policy.max_attempts or (
             len(work.failed_on) == len(self._paths) and all(p.pause_s for p in self._paths.values())
         )
@@ -258,7 +157,7 @@ class PathBook:
     def blame(self, path: str, now_s: float) -> None:
         """It failed while nothing of ours was on it: it could not be connected."""
         found = self._paths[path]
-        self._blame(found, now_s, is_trial=found.state(now_s) == "due")
+        found.blame(self._policy, now_s, is_trial=found.state(now_s) == "due")
 
     def cancel(self, batch: BatchId, why: str) -> BatchEnd | None:
         """Send nothing more of it. It ends when what is in flight was reported; None for one that has ended, too."""
@@ -280,19 +179,7 @@ class PathBook:
 
     def views(self, now_s: float) -> list[PathView]:
         """Every path as it is seen now."""
-        return [
-            PathView(
-                name=p.path.name,
-                state=p.state(now_s),
-                bytes_per_s=self._rate(p, now_s),
-                outstanding_bytes=p.outstanding_bytes,
-                num_in_flight=p.num_in_flight,
-                num_failures=p.num_failures,
-                pause_s=p.pause_s,
-                carried_bytes=p.carried_bytes,
-            )
-            for p in self._paths.values()
-        ]
+        return [p.view(self._policy, now_s, self._efficiency) for p in self._paths.values()]
 
     def check_invariants(self) -> None:
         """For tests."""
@@ -312,9 +199,9 @@ class PathBook:
 
     def _choose(
         self, batch: _Batch, work: _Work, now_s: float, room: Mapping[str, bool] | None
-    ) -> _Path | None:
+    ) -> PathRecord | None:
         """A due path gets one fresh slice as its trial; else the path that is done first; else any paused one."""
-        paths: Collection[_Path] = self._paths.values()
+        paths: Collection[PathRecord] = self._paths.values()
         full: set[str] = set()
         if room is not None:
             paths = [path for path in paths if path.path.name in room]
@@ -334,27 +221,20 @@ class PathBook:
             idle, key=lambda p: (p.path.name in work.failed_on, p.paused_until_s), default=None
         )
 
-    def _cost(self, path: _Path, batch: _Batch, work: _Work, now_s: float) -> float:
+    def _cost(self, path: PathRecord, batch: _Batch, work: _Work, now_s: float) -> float:
         """Seconds until the slice would be there, as if a far path were so many times slower."""
         seconds = (path.outstanding_bytes + work.slice.length) / self._rate(path, now_s)
         is_far = bool(batch.near) and path.path.name not in batch.near
         return seconds * self._policy.far_penalty if is_far else seconds
 
-    def _rate(self, path: _Path, now_s: float) -> float:
+    def _rate(self, path: PathRecord, now_s: float) -> float:
         return path.current_rate(self._policy, now_s, self._efficiency)
 
-    def _send(self, batch: _Batch, work: _Work, path: _Path, now_s: float) -> Send:
+    def _send(self, batch: _Batch, work: _Work, path: PathRecord, now_s: float) -> Send:
         length, is_trial = work.slice.length, bool(path.pause_s)
         ticket = Ticket(next(self._tickets))
         self._flights[ticket] = _Flight(batch, work, path, is_trial)
-        if path.rate is not None:
-            path.rate = self._rate(path, now_s)
-        if not path.num_in_flight:
-            path.busy_since_s = now_s
-        path.last_used_s = now_s
-        path.num_in_flight += 1
-        path.outstanding_bytes += length
-        path.has_trial = path.has_trial or is_trial
+        path.begin(length, now_s, self._rate(path, now_s))
         batch.num_in_flight += 1
         batch.served_bytes += length
         work.attempts += 1
@@ -362,26 +242,9 @@ class PathBook:
 
     def _land(self, ticket: Ticket, now_s: float) -> _Flight:
         flight = self._flights.pop(ticket)
-        path = flight.path
-        # Time in which the path had anything to do, whatever number of slices shared it.
-        path.sample_s += max(now_s - path.busy_since_s, 0.0)
-        path.busy_since_s = path.last_used_s = now_s
-        path.num_in_flight -= 1
-        path.outstanding_bytes -= flight.work.slice.length
-        if flight.is_trial:
-            path.has_trial = False
+        flight.path.end(flight.work.slice.length, now_s, is_trial=flight.is_trial)
         flight.batch.num_in_flight -= 1
         return flight
-
-    def _blame(self, path: _Path, now_s: float, *, is_trial: bool) -> None:
-        """Slices that fail together because their path broke count once: only a trial prolongs a pause."""
-        path.num_failures += 1
-        path.sample_bytes, path.sample_s = 0, 0.0
-        if path.pause_s and not is_trial:
-            return
-        policy = self._policy
-        path.pause_s = min(path.pause_s * 2 or policy.pause_s, policy.max_pause_s)
-        path.paused_until_s = now_s + path.pause_s
 
     def _end_if_over(self, batch: _Batch) -> BatchEnd | None:
         if not batch.is_over:

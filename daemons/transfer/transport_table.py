@@ -19,7 +19,7 @@ from daemons.transfer.hardware import Topology
 from daemons.transfer.links import interface_to
 from daemons.transfer.memory import Region, host_id
 from daemons.transfer.notifications import MAX_MESSAGE_BYTES
-from daemons.transfer.plan import PathView
+from daemons.transfer.path_record import PathView
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray
 from daemons.transfer.transports.base import (

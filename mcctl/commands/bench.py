@@ -24,6 +24,7 @@ from mcctl import (
     transfer_bench,
 )
 from mcctl.bench_tables import (
+    BESIDE_COLUMNS,
     CONDUCTOR_COLUMNS,
     SERVE_COLUMNS,
     SSD_COLUMNS,
@@ -218,22 +219,32 @@ def transfer(
     batch: Annotated[int, typer.Option(min=1, help="Blocks in one batch; fewer where large.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=8, help="Batches at the same time.")] = 1,
     transport: Annotated[str, typer.Option(help="shm, tcp, rdma or all.")] = "all",
+    beside: Annotated[
+        Path | None,
+        typer.Option(help="A Python that has the published engine: measure that, too, over tcp."),
+    ] = None,
 ) -> None:
     """The Transfer Engine beside memcpy, plain sockets or perftest. With a peer process.
 
     \b
     Example: mcctl bench transfer --sizes 4KiB,1MiB --transport shm
     Example: mcctl bench transfer --batch 32 --threads 2 --output json
+    Example: mcctl bench transfer --transport tcp --beside ~/published/bin/python
     """
     transports = _transports(transport)
     parsed = [parse_size(check_size(size)) for size in sizes.split(",")]
     if not all(0 < size <= transfer_bench.MAX_SIZE_BYTES for size in parsed):
         raise typer.BadParameter("a size is between 1 byte and 1 GiB")
-    plan = transfer_bench.TransferPlan(parsed, batch, threads, transports)
+    if beside is not None and (threads > 1 or "tcp" not in transports):
+        raise typer.BadParameter("--beside goes with tcp and one thread")
+    plan = transfer_bench.TransferPlan(parsed, batch, threads, transports, beside)
     output = settings_of(context).output
     with render.progress("starting a peer process") as progress:
         result = transfer_bench.run(plan, progress)
     render.show_table("transfer", TRANSFER_COLUMNS, result.rows, on_stderr=output != "table")
+    if result.beside:
+        is_shown = output == "table"
+        render.show_table("beside it", BESIDE_COLUMNS, result.beside, on_stderr=not is_shown)
     if output != "table":
         render.emit(output, result, TRANSFER_COLUMNS, result.rows)
 

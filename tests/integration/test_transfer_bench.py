@@ -1,14 +1,23 @@
 """`mcctl bench transfer` as a user runs it, with sizes that take seconds."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 from daemons.transfer.transports.rdma import why_unavailable
+from mcctl import transfer_bench
 from mcctl.main import main
 from mcctl.perftest import parse_bandwidth
 
 WHY_NO_RDMA = why_unavailable()
+
+
+@pytest.fixture(autouse=True)
+def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures are not looked at, so they may be bad."""
+    monkeypatch.setattr(transfer_bench, "_ROUND_S", 0.01)
 
 
 def test_it_prints_each_figure_beside_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,3 +55,76 @@ def test_average_of_perftest_is_read() -> None:
     assert parse_bandwidth(output, 1 << 10) is None
     assert parse_bandwidth(output.replace("78.50", "0.00"), 1 << 20) is None
     assert parse_bandwidth("Couldn't connect to 127.0.0.1:18515", 1 << 20) is None
+
+
+STAND_IN = '''
+import ctypes
+
+class TransferEngine:
+    """Answers as the published one does; every READ brings the value that the other worker has."""
+
+    def initialize(self, host, metadata, protocol, device):
+        return 0 if (host, metadata, protocol) == ("127.0.0.1", "P2PHANDSHAKE", "tcp") else -1
+
+    def get_rpc_port(self):
+        print("noise on stdout")
+        return 1234
+
+    def register_memory(self, address, length):
+        return 0
+
+    def transfer_sync_read(self, target, here, there, length):
+        ctypes.memset(here, 1, length)
+        return 0 if target == "127.0.0.1:1234" else -1
+
+    def batch_transfer_sync_read(self, target, here, there, lengths):
+        return max(self.transfer_sync_read(target, *one) for one in zip(here, there, lengths))
+
+    def transfer_sync_write(self, target, here, there, length):
+        return 0
+
+    def batch_transfer_sync_write(self, target, here, there, lengths):
+        return 0
+'''
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A Python that has something with the published engine's calls."""
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "engine.py").write_text(STAND_IN)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_the_published_engine_is_measured_beside_ours(
+    published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--sizes", "4KiB", "--transport", "tcp", "--batch", "2"]
+    assert main(["bench", "transfer", *sizes, "--beside", str(published), "-o", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    ours = {row["operation"]: row["gb_s"] for row in result["rows"]}
+    assert [(row["operation"], row["variant"]) for row in result["beside"]] == [
+        (operation, variant) for operation in ("read", "write") for variant in ("default", "tuned")
+    ]
+    for row in result["beside"]:
+        assert row["ratio"] == pytest.approx(ours[row["operation"]] / row["gb_s"])
+
+
+def test_a_python_without_the_published_engine_is_told_how_to_get_it(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--sizes", "4KiB", "--transport", "tcp"]
+    assert main(["bench", "transfer", *sizes, "--beside", sys.executable]) == 78
+    assert "pip install mooncake-transfer-engine" in capsys.readouterr().err
+    assert main(["bench", "transfer", *sizes, "--beside", str(tmp_path / "nothing")]) == 78
+    assert "cannot be run" in capsys.readouterr().err
+    wrong = STAND_IN.replace(
+        "ctypes.memset(here, 1, length)", "ctypes.memset(here, 7, length // 2)"
+    )
+    (tmp_path / "mooncake" / "engine.py").write_text(wrong)
+    assert main(["bench", "transfer", *sizes, "--beside", str(published)]) == 7
+    assert "a READ brought something else" in capsys.readouterr().err
+    assert main(["bench", "transfer", *sizes, "--beside", str(published), "--threads", "2"]) == 2

@@ -15,7 +15,7 @@ import pytest
 from daemons.core.errors import ConfigError, TransferError, Unavailable
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import Read, ReadBatch, TransferEngine, Write, contiguous
-from daemons.transfer.plan import ASSUMED_BYTES_PER_S
+from daemons.transfer.path_record import ASSUMED_BYTES_PER_S
 from daemons.transfer.transports.paths import STALL_S
 from daemons.transfer.transports.tcp import TcpTransport
 

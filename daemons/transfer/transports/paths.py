@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, Generic
 
 from daemons.core.errors import McError, Unavailable
-from daemons.transfer.plan import ASSUMED_BYTES_PER_S, BatchId, Path, PathBook, PathView, Send
+from daemons.transfer.path_record import ASSUMED_BYTES_PER_S, Path, PathView
+from daemons.transfer.plan import BatchId, PathBook, Send
 from daemons.transfer.slices import Slice, Span
 from daemons.transfer.transports.base import NotOver, ReadBatch, Unreachable, WriteBatch
 from daemons.transfer.transports.fence import HalfClosed

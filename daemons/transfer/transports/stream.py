@@ -120,7 +120,9 @@ class StreamPool:
             stream = self._idle.pop()
         except IndexError:
             return False
-        if not sockets.is_open(stream.sock):
+        # A peer keeps a connection for a tick after its answer: within half of that it need not be asked.
+        is_fresh = time.monotonic() - stream.last_answer_s < sockets.TICK_S / 2
+        if not is_fresh and not sockets.is_open(stream.sock):
             self._discard(stream)
             return False
         region = batch.region

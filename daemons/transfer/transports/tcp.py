@@ -15,7 +15,7 @@ from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer.credentials import Credential
 from daemons.transfer.device_memory import on_host
-from daemons.transfer.plan import PathView
+from daemons.transfer.path_record import PathView
 from daemons.transfer.slices import slice_bytes
 from daemons.transfer.transports import sockets
 from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from daemons.core.units import MIB
-from daemons.transfer.plan import BatchEnd, Path, PathBook, PathPolicy, Send
+from daemons.transfer.path_record import Path, PathPolicy
+from daemons.transfer.plan import BatchEnd, PathBook, Send
 from daemons.transfer.slices import Slice, Span
 
 

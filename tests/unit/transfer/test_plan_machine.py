@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from daemons.core.units import KIB
-from daemons.transfer.plan import BatchEnd, BatchId, Path, PathBook, PathPolicy, Send
+from daemons.transfer.path_record import Path, PathPolicy
+from daemons.transfer.plan import BatchEnd, BatchId, PathBook, Send
 from daemons.transfer.slices import Slice, Span, cut
 
 POLICY = PathPolicy(pause_s=1.0, max_pause_s=8.0, max_attempts=3, sample_bytes=8 * KIB)

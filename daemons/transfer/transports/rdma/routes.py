@@ -5,15 +5,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from daemons.transfer.plan import (
-    ASSUMED_BYTES_PER_S,
-    BatchEnd,
-    BatchId,
-    Path,
-    PathBook,
-    PathPolicy,
-    Send,
-)
+from daemons.transfer.path_record import ASSUMED_BYTES_PER_S, Path, PathPolicy
+from daemons.transfer.plan import BatchEnd, BatchId, PathBook, Send
 from daemons.transfer.slices import Slice
 
 _POLICY: Final = PathPolicy(pause_s=1.0)
