@@ -232,19 +232,23 @@ def test_a_killed_peer_is_an_error_soon(
     owner, engine = start_owner(), make_engine(transport)
     region: RegionRef = getattr(owner, kind)
     target = np.zeros(SIZE, np.uint8)
-    reads = [Read.into(contiguous(0, SIZE), target)] * 400
-    batch = ReadBatch(region, reads, timeout_s=30)
+    reads = [Read.into(contiguous(0, SIZE), target)] * 20
+    has_begun, is_dead = threading.Event(), threading.Event()
+
+    def wait_for_its_death(_: int) -> None:
+        has_begun.set()
+        is_dead.wait(60)
+
+    batch = ReadBatch(region, reads, timeout_s=300, on_read=wait_for_its_death)
     handle = engine.submit([batch])
-    time.sleep(0.1)
+    assert has_begun.wait(60)
     owner.kill()
-    killed_s = time.monotonic()
-    if kind == "shared" and transport == "shm":
-        handle.cancel()  # its pages live on, so what runs may end well
+    is_dead.set()
     with pytest.raises(McError):
-        handle.wait(5)
+        handle.wait(60)
+    assert handle.is_done, "long before its deadline"
     with pytest.raises(Unavailable):
         engine.read(region, reads[:1])
-    assert time.monotonic() - killed_s < 10  # it takes milliseconds, where the CPUs are free
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -275,16 +279,14 @@ def test_a_stopped_peer_ends_with_the_deadline(
     owner, engine = start_owner(), make_engine("tcp")
     reads = [Read.into(contiguous(0, 100), np.zeros(100, np.uint8))]
     owner.process.send_signal(signal.SIGSTOP)
-    started_s = time.monotonic()
     with pytest.raises(Unavailable):
         engine.read(owner.shared, reads, timeout_s=0.4)
-    assert time.monotonic() - started_s < 10
     handle = engine.submit([ReadBatch(owner.shared, reads, timeout_s=30)])
     handle.cancel()
     with pytest.raises(TransferError, match="cancelled"):
-        handle.wait(2)
+        handle.wait(60)
     owner.process.send_signal(signal.SIGCONT)
-    engine.read(owner.shared, reads)
+    engine.read(owner.shared, reads, timeout_s=60)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -312,7 +314,7 @@ def stop(index):
         os.kill(os.getpid(), signal.SIGSTOP)
 reads = [Read.into(contiguous(0, half), target), Read.into(contiguous(half, half), target, half)]
 try:
-    engine.run(ReadBatch(region, reads, guard, timeout_s=30, on_read=stop))
+    engine.run(ReadBatch(region, reads, guard, timeout_s=100, on_read=stop))
 except StaleGeneration:
     print("refused")
 else:
@@ -328,7 +330,7 @@ engine.close()
     table.advance(0)
     memory.array[:] = 2
     puller.send_signal(signal.SIGCONT)
-    output, _ = puller.communicate(timeout=20)
+    output, _ = puller.communicate(timeout=120)
     # Over TCP all may have been sent before the reuse: then these are the right bytes, and every one of them.
     assert output == "refused\n" or (transport == "tcp" and output == "accepted 1 1\n")
     engine.close()
@@ -360,7 +362,7 @@ def test_many_readers_at_once(
             for turn in range(20):
                 offset = turn * 150_000
                 engine.read(
-                    owner.shared, [Read.into(contiguous(offset, 200_000), target)], timeout_s=20
+                    owner.shared, [Read.into(contiguous(offset, 200_000), target)], timeout_s=60
                 )
                 if not np.array_equal(target, truth[offset : offset + 200_000]):
                     failures.append(turn)
@@ -382,7 +384,7 @@ def connect(address: DataAddress, is_unix: bool) -> socket.socket:
     else:
         host, _, port = address.tcp.rpartition(":")
         sock = socket.create_connection((host, int(port)))
-    sock.settimeout(5)
+    sock.settimeout(60)
     return sock
 
 
@@ -431,7 +433,7 @@ def test_hostile_bytes_never_harm_the_data_port(
     reader.read(region, [Read.into(contiguous(0, 10), target)])
     assert target.tobytes() == b"0123456789"
     assert engine.counters.bad_requests > 0
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while engine._server.num_connections > 2 and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert engine._server.num_connections <= 2

