@@ -116,6 +116,7 @@ def plan_cluster(
                 tables["transfer"] = {"unix_dir": str(scratch[0] / node_id)}
             if role == "cachenode":
                 tables["node"] |= {"domain": node_id} if options.replicas > 1 else {}
+                tables["node"]["state_dir"] = str(directory / "state" / node_id)
                 tables |= _memory_tables(options, scratch[1] / node_id)
             elif role in ("prefill", "decode"):
                 tables |= _instance_tables(options)

@@ -43,6 +43,7 @@ COMMANDS: Final = {
         "topology", "Cluster tree and data paths: show, discover, check, probe."
     ),
     "node": LazyCommand("node", "The processes that joined: list, drain, undrain."),
+    "segment": LazyCommand("segment", "Memory that cache nodes lend: list, add, remove."),
     "cache": LazyCommand(
         "cache", "KV blocks in the pool: list, show, locate, pin, replicate, move, flush, clear."
     ),

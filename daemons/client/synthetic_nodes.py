@@ -16,8 +16,8 @@ from daemons.protocol.base import Message
 from daemons.protocol.block import BlockMeta, Report, ReportReply, SealedBlock
 from daemons.protocol.messages import Reply
 from daemons.protocol.name_hash import name_key
-from daemons.protocol.node import Beat, Join, JoinReply, NodeDescription, SegmentDescription
-from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.protocol.node import Beat, Join, JoinReply, NodeDescription
+from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Channel, Loop
 from daemons.store.object_rows import OBJECT_MODEL
 

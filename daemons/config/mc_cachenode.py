@@ -29,6 +29,9 @@ class NodeSection(Section, frozen=True, kw_only=True):
     metrics: Metrics = "127.0.0.1:9710"
     domain: str = ""
     """What it shares the fate of, such as a rack: replicas of a block go to distinct domains. Empty: the host."""
+    state_dir: str = ""
+    """For the list of segments that mcctl segment add has added. Empty: $STATE_DIRECTORY under systemd, else
+    ~/.local/state/mooncake/ID."""
 
 
 class SegmentSection(Section, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from daemons.core.units import MIB
 from daemons.mc_cachenode.replica import Replica
 from daemons.protocol.replication import CopyOrder
 from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
-from daemons.store.segment import Segment
 from daemons.transfer import Read, ReadBatch, TransferEngine, contiguous
 
 log = logging.getLogger(__name__)
@@ -37,14 +36,14 @@ class CopyOutcome:
 
 
 def pull_copy(
-    engine: TransferEngine, segment: Segment, order: CopyOrder, replica: Replica, timeout_s: float
+    engine: TransferEngine, order: CopyOrder, replica: Replica, timeout_s: float
 ) -> CopyOutcome:
     """Never raises: every failure is an outcome."""
     started_s = time.monotonic()
     why, is_bad = None, False
     try:
-        _read(engine, segment, order, replica, timeout_s)
-        _verify(segment, order, replica)
+        _read(engine, order, replica, timeout_s)
+        _verify(order, replica)
     except McError as error:
         why, is_bad = error.message, isinstance(error, BadSeal)
     except Exception as error:
@@ -53,15 +52,13 @@ def pull_copy(
     return CopyOutcome(order, replica, time.monotonic() - started_s, why, is_bad)
 
 
-def _read(
-    engine: TransferEngine, segment: Segment, order: CopyOrder, replica: Replica, timeout_s: float
-) -> None:
+def _read(engine: TransferEngine, order: CopyOrder, replica: Replica, timeout_s: float) -> None:
     source = order.source
     num_bytes = source.length + source.trailer_bytes
     reads = [
         Read.into(
             contiguous(source.offset + start, min(_READ_BYTES, num_bytes - start)),
-            segment.array,
+            replica.segment.array,
             replica.offset + start,
         )
         for start in range(0, num_bytes, _READ_BYTES)
@@ -69,17 +66,13 @@ def _read(
     engine.run(ReadBatch(region=source.region, reads=reads, timeout_s=timeout_s, stall_s=STALL_S))
 
 
-def _verify(segment: Segment, order: CopyOrder, replica: Replica) -> None:
+def _verify(order: CopyOrder, replica: Replica) -> None:
     """Raises BadSeal."""
     source = order.source
-    end = replica.offset + replica.length
-    trailer = parse_trailer(
-        segment.view[end : end + replica.trailer_bytes], source.seal_checksum, order.meta.hash
-    )
+    trailer = parse_trailer(replica.packed_trailer, source.seal_checksum, order.meta.hash)
     shape = (trailer.length, trailer.num_layers, trailer.version)
     if shape != (replica.length, replica.num_layers, replica.version):
         raise BadSeal("the trailer is of a block of another shape or version")
-    payload = segment.view[replica.offset : end]
-    found = payload_checksums(payload, replica.num_layers, trailer.piece_bytes)
+    found = payload_checksums(replica.payload, replica.num_layers, trailer.piece_bytes)
     if list(trailer.checksums) != found:
         raise BadSeal("the bytes are not those that were sealed")

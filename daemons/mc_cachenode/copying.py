@@ -156,10 +156,8 @@ class Copying:
         parts = self._parts
 
         def run() -> None:
-            segment = parts.replicas.segment
             done = [
-                pull_copy(parts.engine, segment, order, replica, parts.timeout_s)
-                for order, replica in tasks
+                pull_copy(parts.engine, order, replica, parts.timeout_s) for order, replica in tasks
             ]
             parts.loop.call_soon_threadsafe(self._finish, done, release)
 

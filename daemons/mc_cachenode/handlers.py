@@ -18,6 +18,7 @@ from daemons.mc_cachenode.puts import PutParts, Puts
 from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
+from daemons.mc_cachenode.segments import Segments
 from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
@@ -41,6 +42,7 @@ from daemons.protocol.node import Hello
 from daemons.protocol.pin import HoldPins
 from daemons.protocol.replication import CopyBlocks, RememberWanted
 from daemons.protocol.request import DataProbe
+from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
 from daemons.store.copy_workers import CopyWorkers
@@ -67,6 +69,7 @@ class Parts:
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
     staging: Staging
+    segments: Segments
     sources: SourceStaging
     lower: Sequence[LowerBlocks]
     """The tiers below DRAM, the fastest first."""
@@ -94,7 +97,7 @@ class CachenodeHandlers:
                 pull_timeout_s=parts.pull_timeout_s,
                 room_wait_s=parts.room_wait_s,
                 may_evict=parts.may_evict,
-                leaves_later=self._leaves_later,
+                leaves_later=self.leaves_later,
                 locate=parts.locate,
                 on_sealed=self._sealed,
                 drop=self._drop,
@@ -129,6 +132,8 @@ class CachenodeHandlers:
             case Unstage():
                 self._parts.staging.unstage(call.message.stage_id)
                 call.reply(Ok())
+            case ListSegments() | AddSegment() | RemoveSegment():
+                self._parts.segments.handle(call, call.message)
             case DataProbe():
                 self._parts.probes.answer(call, call.message)
             case Hello() | Ping():
@@ -195,7 +200,7 @@ class CachenodeHandlers:
             case _:
                 assert_never(notice)
 
-    def _leaves_later(self, replica: Replica) -> bool:
+    def leaves_later(self, replica: Replica) -> bool:
         """A victim that this node chose itself: what a lower tier has already may go at once."""
         held = (tier.store.get(replica.meta.hash) for tier in self._parts.lower)
         if any(record is not None and record.version >= replica.version for record in held):
@@ -251,11 +256,10 @@ class CachenodeHandlers:
         if replica is None or replica.state != "sealed":
             self._parts.staging.drop(notice.hash)
             return
-        segment = self._parts.replicas.segment
 
         def check() -> None:
             self._parts.loop.call_soon_threadsafe(
-                self._verified, replica, is_intact(segment, replica), notice.why
+                self._verified, replica, is_intact(replica), notice.why
             )
 
         try:

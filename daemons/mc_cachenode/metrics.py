@@ -1,10 +1,12 @@
 """What a cache node counts, by Prometheus name."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from daemons.protocol.block import Tier
+from daemons.protocol.segment import SegmentState
 from daemons.store.lower import LowerTier
 
 _PULL_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0)
@@ -83,8 +85,16 @@ class CachenodeMetrics:
         self.index_written = self._gauge(
             "mc_cachenode_index_written", "1 while the blocks of this node will outlive it, else 0"
         )
-        self.used_bytes = self._gauge("mc_cachenode_used_bytes", "Bytes of the segment in use")
-        self.capacity_bytes = self._gauge("mc_cachenode_capacity_bytes", "Bytes of the segment")
+        self.used_bytes = self._gauge("mc_cachenode_used_bytes", "Bytes of all segments in use")
+        self.capacity_bytes = self._gauge(
+            "mc_cachenode_capacity_bytes", "Bytes of all segments that take blocks"
+        )
+        self.segment_bytes = Gauge(
+            "mc_cachenode_segment_bytes",
+            "Of each segment, by its number and status: capacity, used, allocated so far",
+            ["segment", "status", "what"],
+            registry=self.registry,
+        )
         self.blocks = self._gauge("mc_cachenode_blocks", "Sealed blocks")
         self.queued_blocks = self._gauge("mc_cachenode_queued_blocks", "Blocks waiting or copying")
         self.bad_data_requests = self._gauge(
@@ -108,6 +118,14 @@ class CachenodeMetrics:
             registry=self.registry,
         )
         self.tiers = {tier: TierMetrics(self.registry, tier) for tier in LOWER_TIERS}
+
+    def set_segments(self, segments: Sequence[SegmentState]) -> None:
+        """All there are."""
+        self.segment_bytes.clear()
+        for each in segments:
+            sizes = ("capacity", each.capacity_bytes), ("used", each.used_bytes)
+            for what, num_bytes in (*sizes, ("allocated", each.done_bytes)):
+                self.segment_bytes.labels(str(each.number), each.status, what).set(num_bytes)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)

@@ -61,6 +61,12 @@ class NodePins:
         pin = self._pins.get(block_hash)
         return pin if pin is not None and self._until_s[block_hash] > now_s else None
 
+    def hard(self, *, now_s: float) -> list[BlockHash]:
+        """Of those that have not ended."""
+        return [
+            each for each, pin in self._pins.items() if pin.is_hard and self._until_s[each] > now_s
+        ]
+
     def news_for(self, incarnation: Incarnation, *, now_s: float) -> list[Pin]:
         """Those that were asked for, with the time they have left; none for the master that told them."""
         if incarnation == self._incarnation:

@@ -35,7 +35,7 @@ class Place(Protocol):
     def reopen(self, size_bytes: int) -> SharedMemory | None:
         """What the process before left; None where nothing is. Raises TransferError where it is of no use."""
 
-    def create(self, size_bytes: int, progress: Progress) -> Segment:
+    def create(self, size_bytes: int, progress: Progress, number: int = 0) -> Segment:
         """Empty, in place of what was left. Raises ConfigError, Exhausted."""
 
     def read_index(self, max_bytes: int) -> bytes:
@@ -61,9 +61,11 @@ class DirectoryPlace:
     def reopen(self, size_bytes: int) -> SharedMemory | None:
         return reopen_shared(self._segment_path, size_bytes)
 
-    def create(self, size_bytes: int, progress: Progress) -> Segment:
+    def create(self, size_bytes: int, progress: Progress, number: int = 0) -> Segment:
         try:
-            segment = Segment.create(size_bytes, self._segment_path, progress=progress)
+            segment = Segment.create(
+                size_bytes, self._segment_path, progress=progress, number=number
+            )
         except BaseException:
             self._remove_if_empty()
             raise
@@ -103,11 +105,11 @@ class FdStorePlace:
         fd = self._fd_store.take(self._name)
         return None if fd is None else adopt_shared(fd, size_bytes)
 
-    def create(self, size_bytes: int, progress: Progress) -> Segment:
+    def create(self, size_bytes: int, progress: Progress, number: int = 0) -> Segment:
         self._forget()
         # What was left is as large as the new one: there may be no room for both.
         self._fd_store.wait_until_heard()
-        segment = Segment.create(size_bytes, progress=progress)
+        segment = Segment.create(size_bytes, progress=progress, number=number)
         self._fd_store.keep(self._name, segment.memory.fd)
         return segment
 
@@ -177,7 +179,7 @@ def _check_directory(directory: Path) -> None:
         raise ConfigError(f"cannot create {directory}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise ConfigError(
-            f"{directory} is no directory of this user; remove it, or choose another segment.directory"
+            f"{directory} is no directory of this user; remove it, or choose another directory"
         )
 
 

@@ -24,8 +24,7 @@ from daemons.store.seal import (
     payload_checksums,
     seal,
 )
-from daemons.store.segment import Segment
-from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine, contiguous
+from daemons.transfer import Read, ReadBatch, TransferEngine, contiguous
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +100,11 @@ def _object_refusal(block: PutBlock) -> str | None:
     return None
 
 
-def pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float) -> PullOutcome:
+def pull(engine: TransferEngine, task: PullTask, timeout_s: float) -> PullOutcome:
     """Never raises: every failure is an outcome, or the put would never be answered."""
     started_s = time.monotonic()
     try:
-        checksum = _pull(engine, segment, task, timeout_s)
+        checksum = _pull(engine, task, timeout_s)
     except McError as error:
         log.debug("pull failed block=%s why=%s", short(task.block.meta.hash), error.message)
         return PullOutcome(task, None, time.monotonic() - started_s, error.message)
@@ -116,12 +115,10 @@ def pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: fl
     return PullOutcome(task, checksum, time.monotonic() - started_s)
 
 
-def _pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float) -> int:
+def _pull(engine: TransferEngine, task: PullTask, timeout_s: float) -> int:
     block, replica = task.block, task.replica
-    if block.piece_bytes:
-        checksums = _pull_pieces(engine, segment, task, timeout_s)
-    else:
-        checksums = _pull_layers(engine, segment, task, timeout_s)
+    pull_all = _pull_pieces if block.piece_bytes else _pull_layers
+    checksums = pull_all(engine, task, timeout_s)
     if block.checksums is not None and block.checksums != checksums:
         raise BadSeal("the bytes are not those the source announced by its checksums")
     packed, seal_checksum = seal(
@@ -129,20 +126,16 @@ def _pull(engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: f
             block.meta.hash, replica.version, replica.length, tuple(checksums), block.piece_bytes
         )
     )
-    start = replica.offset + replica.length
-    segment.view[start : start + len(packed)] = packed
+    replica.packed_trailer[:] = packed
     return seal_checksum
 
 
-def _pull_pieces(
-    engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float
-) -> list[int]:
+def _pull_pieces(engine: TransferEngine, task: PullTask, timeout_s: float) -> list[int]:
     """An object's bytes, then its tail, which came with the message."""
     block, replica = task.block, task.replica
     source, piece = block.source.ranges, block.piece_bytes
-    end = replica.offset + source.length
-    segment.view[end : end + len(block.tail)] = block.tail
-    payload = segment.view[replica.offset : replica.offset + replica.length]
+    payload = replica.payload
+    payload[source.length : source.length + len(block.tail)] = block.tail
     checksums: list[int] = []
 
     def hash_piece(index: int) -> None:
@@ -152,7 +145,7 @@ def _pull_pieces(
     reads = [
         Read.into(
             contiguous(source.offset + start, min(piece, source.length - start)),
-            segment.array,
+            replica.segment.array,
             replica.offset + start,
         )
         for start in starts
@@ -172,9 +165,7 @@ def _pull_pieces(
     return checksums
 
 
-def _pull_layers(
-    engine: TransferEngine, segment: Segment, task: PullTask, timeout_s: float
-) -> list[int]:
+def _pull_layers(engine: TransferEngine, task: PullTask, timeout_s: float) -> list[int]:
     block, replica = task.block, task.replica
     groups = _groups(block)
     checksums: list[int] = []
@@ -182,14 +173,13 @@ def _pull_layers(
     def hash_group(index: int) -> None:
         first, last = groups[index]
         row_bytes = block.source.ranges.row_bytes
-        start = replica.offset + 2 * first * row_bytes
-        end = replica.offset + 2 * last * row_bytes
-        checksums.extend(payload_checksums(segment.view[start:end], last - first))
+        rows = replica.payload[2 * first * row_bytes : 2 * last * row_bytes]
+        checksums.extend(payload_checksums(rows, last - first))
 
     engine.run(
         ReadBatch(
             region=block.source.region,
-            reads=[_read(block, replica, segment.array, group) for group in groups],
+            reads=[_read(block, replica, group) for group in groups],
             generation=block.source.generation,
             timeout_s=timeout_s,
             on_read=hash_group,
@@ -198,16 +188,13 @@ def _pull_layers(
     return checksums
 
 
-def is_intact(segment: Segment, replica: Replica) -> bool:
+def is_intact(replica: Replica) -> bool:
     """Hash a sealed block again. Only a verdict on the slot while the replica is still sealed afterwards."""
-    payload = segment.view[replica.offset : replica.offset + replica.length]
-    start = replica.offset + replica.length
-    packed = segment.view[start : start + replica.trailer_bytes]
     try:
-        trailer = parse_trailer(packed, replica.seal_checksum, replica.meta.hash)
+        trailer = parse_trailer(replica.packed_trailer, replica.seal_checksum, replica.meta.hash)
     except BadSeal:
         return False
-    found = payload_checksums(payload, replica.num_layers, trailer.piece_bytes)
+    found = payload_checksums(replica.payload, replica.num_layers, trailer.piece_bytes)
     return list(trailer.checksums) == found
 
 
@@ -220,7 +207,7 @@ def _groups(block: PutBlock) -> list[tuple[int, int]]:
     ]
 
 
-def _read(block: PutBlock, replica: Replica, target: ByteArray, group: tuple[int, int]) -> Read:
+def _read(block: PutBlock, replica: Replica, group: tuple[int, int]) -> Read:
     first, last = group
     ranges = block.source.ranges
     remote = Strided(
@@ -229,4 +216,4 @@ def _read(block: PutBlock, replica: Replica, target: ByteArray, group: tuple[int
         num_rows=2 * (last - first),
         stride_bytes=ranges.stride_bytes,
     )
-    return Read.into(remote, target, replica.offset + 2 * first * ranges.row_bytes)
+    return Read.into(remote, replica.segment.array, replica.offset + 2 * first * ranges.row_bytes)

@@ -13,7 +13,6 @@ from daemons.core.units import KIB
 from daemons.mc_cachenode.pull import PullOutcome, PullTask
 from daemons.protocol.segment import Generation, RegionRef
 from daemons.store.seal import Trailer, payload_checksums, seal
-from daemons.store.segment import Segment
 from daemons.transfer import ByteArray, TransferEngine
 
 MAX_NEAR_BYTES: Final = 64 * KIB
@@ -21,7 +20,7 @@ MAX_NEAR_BYTES: Final = 64 * KIB
 _WORD_BYTES: Final = 8
 
 
-def pull_near(engine: TransferEngine, segment: Segment, task: PullTask) -> PullOutcome | None:
+def pull_near(engine: TransferEngine, task: PullTask) -> PullOutcome | None:
     """None: a worker has to pull it, and to say what is wrong with it."""
     block, replica = task.block, task.replica
     source, ranges, guard = block.source, block.source.ranges, block.source.generation
@@ -36,7 +35,7 @@ def pull_near(engine: TransferEngine, segment: Segment, task: PullTask) -> PullO
     started_s = time.monotonic()
     if guard is not None and int(words[guard.index]) != guard.value:
         return None
-    payload = segment.array[replica.offset : replica.offset + replica.length]
+    payload = replica.segment.array[replica.offset : replica.offset + replica.length]
     np.copyto(payload[: ranges.row_bytes], memory[first:last])
     if (guard is not None and int(words[guard.index]) != guard.value) or not is_there():
         return None
@@ -47,8 +46,7 @@ def pull_near(engine: TransferEngine, segment: Segment, task: PullTask) -> PullO
             block.meta.hash, replica.version, replica.length, tuple(checksums), block.piece_bytes
         )
     )
-    start = replica.offset + replica.length
-    segment.view[start : start + len(packed)] = packed
+    replica.packed_trailer[:] = packed
     return PullOutcome(task, seal_checksum, time.monotonic() - started_s)
 
 

@@ -218,7 +218,7 @@ class Puts:
     def _wait(self, session: _Session, call: Call) -> None:
         """Until there is room, or the time is over. At once where too many wait, or a block can never fit."""
         num_waiting = sum(len(each.waiting) for each in self._waiting.values())
-        slab_bytes = self._parts.replicas.segment.slots.slab_bytes
+        slab_bytes = self._parts.replicas.segments.slab_bytes
         blocks = [session.put.blocks[index] for index in session.waiting]
         may_fit = all(payload_bytes(block) <= slab_bytes for block in blocks)
         left_s = call.deadline_s - self._parts.loop.clock() - _ANSWER_EARLY_S
@@ -258,7 +258,7 @@ class Puts:
         """Those that are left for the workers."""
         parts, left = self._parts, []
         for task in tasks:
-            outcome = pull_near(parts.engine, parts.replicas.segment, task)
+            outcome = pull_near(parts.engine, task)
             if outcome is None:
                 left.append(task)
             else:
@@ -291,9 +291,7 @@ class Puts:
         """On a worker."""
         parts = self._parts
         engine = parts.outside if session.is_clients else parts.engine
-        outcomes = [
-            pull(engine, parts.replicas.segment, task, parts.pull_timeout_s) for task in job
-        ]
+        outcomes = [pull(engine, task, parts.pull_timeout_s) for task in job]
         parts.loop.call_soon_threadsafe(self._finish, session, outcomes)
 
     def _finish(self, session: _Session, outcomes: list[PullOutcome]) -> None:

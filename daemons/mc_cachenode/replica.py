@@ -1,12 +1,14 @@
-"""One block in one slot of this node's segment: what the node knows of it."""
+"""One block in one slot of a segment of this node: what the node knows of it."""
 
 import time
 from dataclasses import dataclass
 from typing import Literal
 
 from daemons.protocol.block import BlockMeta, SealedBlock
+from daemons.protocol.segment import told_offset
 from daemons.store.index_format import SealedRecord
 from daemons.store.seal import trailer_length
+from daemons.store.segment import Segment
 
 VERSION = 1
 """Of a content-hashed block: its bytes never change, so neither does this."""
@@ -17,6 +19,7 @@ class Replica:
     """One block in one slot; the payload, then the trailer."""
 
     meta: BlockMeta
+    segment: Segment
     offset: int
     length: int
     num_layers: int
@@ -33,11 +36,27 @@ class Replica:
     def trailer_bytes(self) -> int:
         return trailer_length(self.num_layers)
 
-    def describe(self, age_ms: int = 0) -> SealedBlock:
-        """What the master is told; the index keeps the time itself."""
+    @property
+    def payload(self) -> memoryview:
+        return self.segment.view[self.offset : self.offset + self.length]
+
+    @property
+    def packed_trailer(self) -> memoryview:
+        start = self.offset + self.length
+        return self.segment.view[start : start + self.trailer_bytes]
+
+    def told(self, age_ms: int) -> SealedBlock:
+        """What the master hears: offsets of one node are of all its segments."""
+        return self._describe(told_offset(self.segment.number, self.offset), age_ms)
+
+    def describe(self) -> SealedBlock:
+        """For the index of its segment, which keeps the time itself."""
+        return self._describe(self.offset, 0)
+
+    def _describe(self, offset: int, age_ms: int) -> SealedBlock:
         return SealedBlock(
             meta=self.meta,
-            offset=self.offset,
+            offset=offset,
             length=self.length,
             trailer_bytes=self.trailer_bytes,
             version=self.version,
@@ -53,11 +72,12 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def replica_of(record: SealedRecord) -> Replica:
-    """As an earlier process sealed it."""
+def replica_of(record: SealedRecord, segment: Segment) -> Replica:
+    """As an earlier process sealed it in this segment."""
     block = record.block
     return Replica(
         meta=block.meta,
+        segment=segment,
         offset=block.offset,
         length=block.length,
         num_layers=block.num_layers,

@@ -6,7 +6,7 @@ freed here is recorded, and `flush` is called before anyone is told.
 """
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -26,6 +26,7 @@ from daemons.store.index_format import ClearedRecord, DeadRecord, PinRecord, Sea
 from daemons.store.index_log import IndexLog
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
 from daemons.store.segment import Segment
+from daemons.store.segment_set import SegmentSet
 
 _VOID_BYTES = 8
 """Of a trailer: without its magic no reader takes it."""
@@ -43,7 +44,7 @@ class ReplicaTable:
     tier: Tier = "dram"
 
     def __init__(self, segment: Segment) -> None:
-        self.segment = segment
+        self.segments = SegmentSet(segment)
         self.on_room: Callable[[], object] = lambda: None
         """Called when a slot is free again."""
         self.reserved_bytes = 0
@@ -53,49 +54,67 @@ class ReplicaTable:
         self._replicas: OrderedDict[BlockHash, Replica] = OrderedDict()
         self._num_writing = 0
         self.writing_bytes = 0
-        self._index: IndexLog | None = None
+        self._num_sealed: Counter[int] = Counter()
+        """By number of segment."""
+        self._indexes: dict[int, IndexLog] = {}
         self.remembered = Remembered()
         self._replaced: dict[BlockHash, Replica] = {}
         """The sealed version of an object whose next one is being written; it is read until that is sealed."""
 
-    def restore(self, records: Sequence[SealedRecord]) -> int:
+    def restore(self, records: Sequence[SealedRecord], segment: Segment | None = None) -> int:
         """Take over what an earlier process sealed in this segment; how many of the records were not true.
 
-        Of two that claim one place the later is right. Looks at trailers only: readers verify the payloads, and
-        what they find bad is dropped then.
+        Of two that claim one place the later is right, of two places of one block the newer version. Looks at trailers
+        only: readers verify the payloads, and what they find bad is dropped then.
         """
+        segment = segment or self.segments.first
         by_age = sorted(records, key=lambda record: record.created_ms)
-        found = [replica for record in by_age if (replica := self._find(record)) is not None]
+        found = [r for record in by_age if (r := self._find(record, segment)) is not None]
         found.reverse()
-        granted = self.segment.slots.restore((r.offset, r.length + r.trailer_bytes) for r in found)
-        for replica, is_granted in reversed(list(zip(found, granted, strict=True))):
-            if is_granted:
-                self._replicas[replica.meta.hash] = replica
-        return len(records) - len(self._replicas)
+        granted = segment.slots.restore((r.offset, r.length + r.trailer_bytes) for r in found)
+        taken = [r for r, is_granted in zip(found, granted, strict=True) if is_granted]
+        has_others = bool(self._replicas)
+        for replica in reversed(taken):
+            self._num_sealed[segment.number] += 1
+            other = self._replicas.get(replica.meta.hash)
+            if other is not None and other.version >= replica.version:
+                self._drop(replica)  # killed when it had moved
+                continue
+            if other is not None:
+                self._drop(other)
+            self._replicas[replica.meta.hash] = replica
+        if has_others:
+            by_time = sorted(self._replicas.items(), key=lambda item: item[1].created_ms)
+            self._replicas = OrderedDict(by_time)
+        return len(records) - len(taken)
 
-    def keep_in(self, index: IndexLog) -> None:
-        """Record from now on."""
-        self._index = index
-        self.remembered.keep_in(index)
+    def keep_in(self, index: IndexLog, segment: Segment | None = None) -> None:
+        """Record from now on what is sealed and freed in this segment."""
+        number = segment.number if segment is not None else 0
+        self._indexes[number] = index
+        if not number:
+            self.remembered.keep_in(index)  # which is of no segment
+
+    def forget_index(self, segment: Segment) -> None:
+        """The segment is on its way out, and nothing is in it."""
+        self._indexes.pop(segment.number, None)
 
     def flush(self) -> None:
         """Before anyone is told what was sealed or freed: from then on a crash changes nothing about it."""
-        if self._index is not None:
-            self._index.flush()
+        for index in self._indexes.values():
+            index.flush()
 
     def report(self, hashes: Iterable[BlockHash]) -> list[SealedBlock]:
         """Those of them that are sealed, as the master is told."""
         now_ms = wall_ms()
         found = (self._replicas.get(block_hash) for block_hash in hashes)
-        return [
-            r.describe(max(0, now_ms - r.created_ms)) for r in found if r and r.state == "sealed"
-        ]
+        return [r.told(max(0, now_ms - r.created_ms)) for r in found if r and r.state == "sealed"]
 
     def usage(self) -> tuple[int, int]:
         """(bytes used, bytes that can be), both without what is kept for staged blocks."""
-        slots = self.segment.slots
-        used_bytes = slots.used_bytes - min(self.staged_bytes, self.reserved_bytes)
-        return used_bytes, slots.usable_bytes - self.reserved_bytes
+        segments = self.segments
+        used_bytes = segments.used_bytes - min(self.staged_bytes, self.reserved_bytes)
+        return max(0, used_bytes), segments.usable_bytes - self.reserved_bytes
 
     def free_dead(self, key: BlockHash, version: int) -> bool:
         """Free this version or an older one; one being written is refused when it is to be sealed."""
@@ -112,6 +131,19 @@ class ReplicaTable:
     def dead(self) -> list[DeadRecord]:
         return self.remembered.dead()
 
+    def is_pinned_hard(self, block_hash: BlockHash, *, now_s: float) -> bool:
+        pin = self.remembered.pins.find(block_hash, now_s=now_s)
+        return pin is not None and pin.is_hard
+
+    def pinned_bytes_by_segment(self) -> Counter[int]:
+        """Of hard pins."""
+        found: Counter[int] = Counter()
+        for block_hash in self.remembered.pins.hard(now_s=time.monotonic()):
+            replica = self._readable(block_hash)
+            if replica is not None:
+                found[replica.segment.number] += replica.length + replica.trailer_bytes
+        return found
+
     def pinned(self) -> list[PinRecord]:
         return self.remembered.pinned()
 
@@ -124,9 +156,17 @@ class ReplicaTable:
     def hashes(self) -> list[BlockHash]:
         return [replica.meta.hash for replica in self.sealed()]
 
-    def record_of(self, block_hash: BlockHash) -> SealedRecord | None:
+    def record_of(
+        self, block_hash: BlockHash, segment: Segment | None = None
+    ) -> SealedRecord | None:
+        """None when it is not sealed, or not in this segment."""
         replica = self._readable(block_hash)
-        return None if replica is None else SealedRecord(replica.describe(), replica.created_ms)
+        if replica is None or (segment is not None and replica.segment is not segment):
+            return None
+        return SealedRecord(replica.describe(), replica.created_ms)
+
+    def num_sealed_in(self, segment: Segment) -> int:
+        return self._num_sealed[segment.number]
 
     @property
     def num_sealed(self) -> int:
@@ -161,14 +201,12 @@ class ReplicaTable:
         self, meta: BlockMeta, length: int, num_layers: int, *, version: int
     ) -> Replica:
         """As `begin`, in the reserved part too: the caller keeps to its size."""
-        if self._index is not None:
-            self._index.flush_frees()
-        offset = self.segment.allocate(length + trailer_length(num_layers))
+        segment, offset = self._allocate(length + trailer_length(num_layers))
         old = self._replicas.get(meta.hash)
         if old is not None:
             assert old.state == "sealed"
             self._replaced[meta.hash] = old
-        replica = Replica(meta, offset, length, num_layers, version=version)
+        replica = Replica(meta, segment, offset, length, num_layers, version=version)
         self._replicas[meta.hash] = replica
         self._num_writing += 1
         self.writing_bytes += length
@@ -187,9 +225,8 @@ class ReplicaTable:
         replica.created_ms = wall_ms() if created_ms is None else created_ms
         self._num_writing -= 1
         self.writing_bytes -= replica.length
-        sealed = replica.describe()
-        if self._index is not None:
-            self._index.add_sealed(SealedRecord(sealed, replica.created_ms))
+        sealed = self._log_sealed(replica)
+        self._num_sealed[replica.segment.number] += 1
         old = self._replaced.pop(replica.meta.hash, None)
         if old is not None:
             self.flush()  # or a crash right now would leave neither
@@ -225,9 +262,48 @@ class ReplicaTable:
 
     def stored(self, replica: Replica) -> memoryview:
         """Its slot: payload and trailer."""
-        return self.segment.view[
-            replica.offset : replica.offset + replica.length + replica.trailer_bytes
-        ]
+        end = replica.offset + replica.length + replica.trailer_bytes
+        return replica.segment.view[replica.offset : end]
+
+    def begin_move(self, replica: Replica) -> Replica:
+        """Another slot for it, in a segment that stays; `end_move` or `abandon_move` must follow. Raises Exhausted."""
+        segment, offset = self._allocate(replica.length + replica.trailer_bytes)
+        self.hold(replica)
+        return Replica(
+            replica.meta,
+            segment,
+            offset,
+            replica.length,
+            replica.num_layers,
+            seal_checksum=replica.seal_checksum,
+            created_ms=replica.created_ms,
+            version=replica.version,
+        )
+
+    def end_move(self, old: Replica, moved: Replica) -> bool:
+        """The bytes are there, and true: from now on it is read there. False when it was freed or replaced meanwhile.
+
+        Recorded there first: a kill in between leaves it in both, and the next start with one of them.
+        """
+        if self._readable(old.meta.hash) is not old:
+            self.abandon_move(old, moved)
+            return False
+        moved.state, moved.wanted = "sealed", old.wanted
+        held = self._replaced if old.meta.hash in self._replaced else self._replicas
+        held[old.meta.hash] = moved
+        self._num_sealed[moved.segment.number] += 1
+        self._log_sealed(moved)
+        self.flush()
+        self._drop(old)
+        self.release(old)
+        return True
+
+    def abandon_move(self, old: Replica, moved: Replica) -> None:
+        """The slot that was to hold it is free again."""
+        moved.state = "gone"
+        moved.segment.free(moved.offset)
+        self.release(old)
+        self.on_room()
 
     def hold(self, replica: Replica) -> None:
         """Its slot keeps its bytes until `release`, also when the block is freed."""
@@ -236,7 +312,7 @@ class ReplicaTable:
     def release(self, replica: Replica) -> None:
         replica.num_holds -= 1
         if not replica.num_holds and replica.state == "gone":
-            self.segment.free(replica.offset)
+            replica.segment.free(replica.offset)
             self.on_room()
 
     def remember_wanted(self, hashes: Iterable[BlockHash], count: int) -> None:
@@ -246,8 +322,7 @@ class ReplicaTable:
             if replica is None or replica.state != "sealed" or replica.wanted == count:
                 continue
             replica.wanted = count
-            if self._index is not None:
-                self._index.add_sealed(SealedRecord(replica.describe(), replica.created_ms))
+            self._log_sealed(replica)
         self.flush()
 
     def make_room(
@@ -261,12 +336,12 @@ class ReplicaTable:
         `leaves_later` says of each whether a lower tier takes it first, and frees it then: that makes no room yet.
         Of pinned ones the soft come last and the hard never. It may not be enough: the caller's next `begin` says so.
         """
-        slots = self.segment.slots
+        slots = self.segments.first.slots
         needed = length + trailer_length(num_layers)
         freed: list[BlockHash] = []
-        if needed > slots.slab_bytes:
+        if needed > self.segments.slab_bytes:
             return freed
-        oldest = self._may_go()
+        oldest = [replica for replica in self._may_go() if not replica.segment.is_leaving]
         # One block of the same size class makes the slot; of another class it takes a whole slab of them.
         fitting = (r for r in oldest if slots.is_same_class(r.length + r.trailer_bytes, needed))
         same = next(fitting, None)
@@ -278,7 +353,8 @@ class ReplicaTable:
             freed.append(block_hash)
             try:
                 self._refuse_reserved(length)
-                self.segment.free(self.segment.allocate(needed))
+                segment, offset = self.segments.allocate(needed)
+                segment.free(offset)
             except Exhausted:
                 continue
             return freed
@@ -297,13 +373,24 @@ class ReplicaTable:
 
     def trailer(self, replica: Replica) -> Trailer:
         """Read back from the segment. Raises BadSeal when memory no longer holds what was sealed."""
-        start = replica.offset + replica.length
-        packed = self.segment.view[start : start + replica.trailer_bytes]
-        return parse_trailer(packed, replica.seal_checksum, replica.meta.hash)
+        return parse_trailer(replica.packed_trailer, replica.seal_checksum, replica.meta.hash)
 
-    def _find(self, record: SealedRecord) -> Replica | None:
+    def _allocate(self, length: int) -> tuple[Segment, int]:
+        """Raises Exhausted."""
+        for index in self._indexes.values():
+            index.flush_frees()
+        return self.segments.allocate(length)
+
+    def _log_sealed(self, replica: Replica) -> SealedBlock:
+        sealed = replica.describe()
+        index = self._indexes.get(replica.segment.number)
+        if index is not None:
+            index.add_sealed(SealedRecord(sealed, replica.created_ms))
+        return sealed
+
+    def _find(self, record: SealedRecord, segment: Segment) -> Replica | None:
         """None unless the slot ends with the trailer that this record speaks of."""
-        replica = replica_of(record)
+        replica = replica_of(record, segment)
         if self.remembered.is_dead(replica.meta.hash, replica.version):
             return None
         try:
@@ -322,9 +409,11 @@ class ReplicaTable:
 
     def _drop(self, replica: Replica) -> None:
         """A sealed one that no table names any more. An object's trailer is voided: who kept its place asks anew."""
+        self._num_sealed[replica.segment.number] -= 1
         self._give_up_slot(replica)
-        if self._index is not None:
-            self._index.add_freed(replica.meta.hash, replica.offset)
+        index = self._indexes.get(replica.segment.number)
+        if index is not None:
+            index.add_freed(replica.meta.hash, replica.offset)
 
     def _remove(self, replica: Replica) -> None:
         del self._replicas[replica.meta.hash]
@@ -333,8 +422,7 @@ class ReplicaTable:
     def _give_up_slot(self, replica: Replica) -> None:
         replica.state = "gone"
         if replica.meta.name:
-            start = replica.offset + replica.length
-            self.segment.view[start : start + _VOID_BYTES] = bytes(_VOID_BYTES)
+            replica.packed_trailer[:_VOID_BYTES] = bytes(_VOID_BYTES)
         if not replica.num_holds:
-            self.segment.free(replica.offset)
+            replica.segment.free(replica.offset)
             self.on_room()

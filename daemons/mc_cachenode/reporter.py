@@ -26,6 +26,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.messages import Reply
 from daemons.protocol.pin import Pin
+from daemons.protocol.segment import SegmentDescription
 from daemons.rpc import Loop
 from daemons.service.master_link import MasterLink
 
@@ -137,6 +138,9 @@ class Reporter:
         """In a row."""
         self.pins = NodePins()
         """Told to a master that did not make them."""
+        self.segments: Callable[[], list[SegmentDescription]] = list
+        """All that are lent."""
+        self._tells_segments = False
         self.leased_bytes = self.pinned_bytes = 0
         """Why the master had no more victims, as it said last."""
 
@@ -166,6 +170,12 @@ class Reporter:
         if self._dead:
             self._schedule()
 
+    def changed_segments(self) -> None:
+        """Some were mounted or unmounted: told with the next report, and so before any block in them."""
+        self._tells_segments = True
+        self._pending[self._first].is_unknown = True
+        self._schedule()
+
     def refused(self, num_puts: int) -> None:
         self._refused_puts += num_puts
         self._schedule()
@@ -189,7 +199,7 @@ class Reporter:
             for pending in self._pending.values()
             for name in pending.source.dead_names()
         }
-        self._is_first = True
+        self._is_first = self._tells_segments = True
         self._send()
 
     def _schedule(self) -> None:
@@ -229,7 +239,8 @@ class Reporter:
         refused, self._refused_puts = self._refused_puts, 0
         cleared = source.tombstones() if self._is_first else []
         pins = self._news() if self._is_first else []
-        self._is_first = False
+        segments = self.segments() if self._tells_segments else []
+        self._is_first = self._tells_segments = False
         return Report(
             node=node,
             epoch=epoch,
@@ -245,6 +256,7 @@ class Reporter:
             read_bytes_per_s=source.read_bytes_per_s(),
             pins=pins,
             dead=dead,
+            segments=segments,
             is_announcing=any(p.announcing or p.is_unknown for p in self._pending.values()),
         )
 

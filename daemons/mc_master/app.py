@@ -20,7 +20,7 @@ from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.handlers import Handlers
-from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
+from daemons.mc_master.incarnation import next_incarnation, store_incarnation
 from daemons.mc_master.key_watch import KeyWatch
 from daemons.mc_master.metrics import MasterMetrics
 from daemons.mc_master.state import MasterState, Outlets, tuning_of
@@ -30,6 +30,7 @@ from daemons.rpc import AllowedList, Call, Loop, Publisher, Server
 from daemons.service.daemon import software_version
 from daemons.service.identity import data_secret, open_identity
 from daemons.service.metrics import MetricsServer, count_refusals
+from daemons.service.paths import state_directory
 from daemons.store.directory import Directory
 from daemons.store.eviction import POLICIES
 from daemons.transfer import host_id

@@ -9,10 +9,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
+import msgspec
+
 from daemons.conductor.membership import Member
-from daemons.core.errors import NotFound, Unavailable
+from daemons.core.errors import NotFound, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, NodeId
-from daemons.mc_master.checks import check_report
+from daemons.mc_master.checks import check_report, check_segments
 from daemons.mc_master.clearing import Clearing
 from daemons.mc_master.flushing import flush
 from daemons.mc_master.membership import MembershipHandlers
@@ -46,7 +48,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.event import BlockMoved
 from daemons.protocol.pin import PinBlocks
-from daemons.protocol.segment import RegionGrant
+from daemons.protocol.segment import RegionGrant, SegmentDescription, regions_of
 from daemons.rpc import Call
 from daemons.store import listing
 from daemons.store.replica_table import Place
@@ -162,11 +164,7 @@ class BlockHandlers:
                 return ReportReply(announce=True)
         if member.has_old_blocks:
             self._void(member)
-        if report.cleared:
-            self._clearing.learn(report.cleared)
-        if report.pins:
-            self._pinning.learn(report.pins)
-        self._names.learn(member, report)
+        self._learn(member, report)
         if report.tier != "dram":
             self._state.directory.add_tier(report.node, report.tier)
         unwanted = list(self._record(report))
@@ -192,6 +190,16 @@ class BlockHandlers:
             leased_bytes=held.leased_bytes,
             pinned_bytes=held.pinned_bytes,
         )
+
+    def _learn(self, member: Member, report: Report) -> None:
+        """What it says beside its blocks."""
+        if report.segments:
+            self._lend(member, report.segments)
+        if report.cleared:
+            self._clearing.learn(report.cleared)
+        if report.pins:
+            self._pinning.learn(report.pins)
+        self._names.learn(member, report)
 
     def _record(self, report: Report) -> set[BlockHash]:
         """A report is frees first, then seals: a block that is in both was sealed again.
@@ -235,6 +243,15 @@ class BlockHandlers:
         self._state.directory.add_node(
             node.node, node.host_id, node.segments[0].region, control=node.control
         )
+        self._state.directory.set_segments(node.node, regions_of(node.segments))
+
+    def _lend(self, member: Member, segments: list[SegmentDescription]) -> None:
+        """The node has mounted or unmounted some; of one that went it has freed all before."""
+        check_segments(member.node.node, segments)
+        if segments[0].region != member.node.segments[0].region:
+            raise ProtocolError(f"node {member.node.node} says that its first segment changed")
+        member.node = msgspec.structs.replace(member.node, segments=segments)
+        self._state.directory.set_segments(member.node.node, regions_of(segments))
 
     def _removed(self, place: Place, hashes: Sequence[BlockHash], why: RemovalReason) -> None:
         if not hashes:

@@ -1,10 +1,14 @@
 """Numbers a peer may send: in range, or the message is refused before it can harm a table."""
 
+from collections.abc import Sequence
+
 from daemons.core.errors import ProtocolError
+from daemons.core.ids import NodeId
 from daemons.mc_master.incarnation import MAX_INCARNATION
 from daemons.protocol.block import Report
 from daemons.protocol.node import Join, ModelDescription, NodeDescription
 from daemons.protocol.request import Schedule
+from daemons.protocol.segment import MAX_SEGMENT_NUMBER, SegmentDescription
 
 MAX_NODE_BYTES = 1 << 50
 """1 PiB lent by one node; sums over all nodes still fit the wire's 64 bits."""
@@ -24,13 +28,20 @@ def check_join(message: Join) -> None:
 def check_node(node: NodeDescription) -> None:
     if not node.node or len(node.node) > 255:
         raise ProtocolError("a node id has 1 to 255 characters")
-    capacities = [segment.capacity_bytes for segment in node.segments]
-    if capacities and (min(capacities) < 0 or sum(capacities) > MAX_NODE_BYTES):
-        raise ProtocolError(f"node {node.node} lends segments of {capacities} bytes")
+    check_segments(node.node, node.segments)
     if not 0 <= node.capacity_tokens <= MAX_TOKENS:
         raise ProtocolError(f"node {node.node} has a KV arena of {node.capacity_tokens} tokens")
     if node.model is not None:
         _check_model(node.model)
+
+
+def check_segments(node: NodeId, segments: Sequence[SegmentDescription]) -> None:
+    capacities = [segment.capacity_bytes for segment in segments]
+    if capacities and (min(capacities) < 0 or sum(capacities) > MAX_NODE_BYTES):
+        raise ProtocolError(f"node {node} lends segments of {capacities} bytes")
+    numbers = [segment.number for segment in segments]
+    if numbers and (numbers[0] != 0 or min(numbers) < 0 or max(numbers) > MAX_SEGMENT_NUMBER):
+        raise ProtocolError(f"node {node} lends segments numbered {numbers}")
 
 
 def check_report(report: Report) -> None:

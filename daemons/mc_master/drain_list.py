@@ -1,12 +1,12 @@
 """Which nodes are being drained: admin state of this master, a small file that outlives it."""
 
 import json
-import os
 from pathlib import Path
 from typing import Final
 
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
+from daemons.service.paths import write_durably
 
 _FILE: Final = "draining.json"
 
@@ -34,7 +34,7 @@ class DrainList:
         if nodes == self._nodes:
             return
         try:
-            _write(self._path, json.dumps(sorted(nodes)))
+            write_durably(self._path, f"{json.dumps(sorted(nodes))}\n".encode())
         except OSError as error:
             raise Exhausted(
                 f"{self._path}: cannot be written: {error.strerror}; nothing was changed"
@@ -56,18 +56,3 @@ def _read(path: Path) -> frozenset[NodeId]:
 
 def _wrong(path: Path, why: str) -> ConfigError:
     return ConfigError(f"{path}: not the list of draining nodes ({why}); correct or remove it")
-
-
-def _write(path: Path, text: str) -> None:
-    """Atomic and durable: a crash leaves the old text or this one."""
-    fresh = path.with_suffix(".new")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -61,6 +61,7 @@ from daemons.protocol.request import (
     RequestDone,
     Schedule,
 )
+from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
 from daemons.rpc import Call
 
 
@@ -129,6 +130,9 @@ class Handlers:
                 | Pulled()
                 | Generate()
                 | Cancel()
+                | ListSegments()
+                | AddSegment()
+                | RemoveSegment()
                 | DataProbe()
                 | Hello()
                 | Ping()

@@ -1,27 +1,14 @@
 """The counter of this master's lives, the only thing it keeps on disk here: each start is one more than any seen."""
 
-import os
 from pathlib import Path
 
 from daemons.core.errors import ConfigError
 from daemons.core.ids import Incarnation
+from daemons.service.paths import write_durably
 
 _FILE = "incarnation"
 MAX_INCARNATION = 1 << 62
 """A master that met one steps down and comes back above it, which must still fit the wire."""
-
-
-def state_directory(configured: str, node: str) -> Path:
-    """The config's choice, $STATE_DIRECTORY, or the user's own; created."""
-    chosen = configured or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    path = Path(chosen) if chosen else Path.home() / ".local/state/mooncake" / node
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"`node.state_dir`: cannot make {path}: {error.strerror}; choose another directory"
-        ) from None
-    return path
 
 
 def next_incarnation(directory: Path) -> Incarnation:
@@ -43,18 +30,8 @@ def next_incarnation(directory: Path) -> Incarnation:
 def store_incarnation(directory: Path, incarnation: int) -> None:
     """Atomic and durable: a crash leaves the old value or this one."""
     path = directory / _FILE
-    fresh = directory / f"{_FILE}.new"
     try:
-        with fresh.open("w", encoding="ascii") as file:
-            file.write(f"{incarnation}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_durably(path, f"{incarnation}\n".encode())
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be written: {error.strerror}; choose another `node.state_dir`"

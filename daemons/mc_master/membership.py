@@ -28,6 +28,7 @@ from daemons.protocol.node import (
     NodeJoined,
     NodeLeft,
 )
+from daemons.protocol.segment import regions_of
 from daemons.rpc import Call
 
 log = logging.getLogger(__name__)
@@ -163,6 +164,8 @@ class MembershipHandlers:
             directory.add_node(
                 node.node, node.host_id, node.segments[0].region, control=node.control
             )
+        if node.segments:
+            directory.set_segments(node.node, regions_of(node.segments))
         directory.set_suspect(node.node, False)
 
     def _beat(self, call: Call, message: Beat) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId, StageId
 from daemons.protocol.base import Message, Record
 from daemons.protocol.pin import Pin, PinLevel
-from daemons.protocol.segment import Grant, RegionGrant, RegionRef, Source
+from daemons.protocol.segment import Grant, RegionGrant, RegionRef, SegmentDescription, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
 RemovalReason = Literal["evicted", "cleared", "node_left", "bad"]
@@ -224,6 +224,8 @@ class Report(Message, frozen=True, kw_only=True):
     """Names that this node has logged as dead since; during an announcement all that it remembers."""
     is_announcing: bool = False
     """More of what was here before the announcement began is to come."""
+    segments: list[SegmentDescription] = msgspec.field(default_factory=list)
+    """All that the node lends in DRAM, when that has changed since it joined or said it last; else empty."""
 
 
 class ReportReply(Message, frozen=True, kw_only=True):

@@ -95,6 +95,13 @@ from daemons.protocol.request import (
     Schedule,
     Tokens,
 )
+from daemons.protocol.segment import (
+    AddSegment,
+    ListSegments,
+    ListSegmentsReply,
+    RemoveSegment,
+    SegmentReply,
+)
 
 AnyServer = Hello | Ping | DataProbe
 NameRequest = (
@@ -128,7 +135,8 @@ MasterRequest = (
     | ListRequests
     | ReadEvents
 )
-CachenodeRequest = AnyServer | Put | Stage | Unstage
+SegmentRequest = ListSegments | AddSegment | RemoveSegment
+CachenodeRequest = AnyServer | Put | Stage | Unstage | SegmentRequest
 PrefillRequest = AnyServer | Prefill | Pulled | Cancel
 DecodeRequest = AnyServer | Generate | Cancel
 
@@ -161,6 +169,8 @@ Reply = (
     | AwaitReplicasReply
     | PutReply
     | StageReply
+    | ListSegmentsReply
+    | SegmentReply
     | DataProbeReply
     | GenerateReply
     | PrefillReply

@@ -7,7 +7,7 @@ import msgspec
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.base import PROTOCOL_VERSION, Message, Record
 from daemons.protocol.block import Tier, TierUsage
-from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.protocol.segment import DataAddress, SegmentDescription
 
 Role = Literal["master", "cachenode", "prefill", "decode", "gateway"]
 NodeState = Literal["alive", "suspect", "dead"]
@@ -53,14 +53,6 @@ class ModelDescription(Record, frozen=True, kw_only=True):
     def bytes_per_token(self) -> int:
         item = 4 if self.dtype == "float32" else 2
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item
-
-
-class SegmentDescription(Record, frozen=True, kw_only=True):
-    """Memory a cache node lends to the pool."""
-
-    region: RegionRef
-    path: str
-    capacity_bytes: int
 
 
 class NodeDescription(Record, frozen=True, kw_only=True):

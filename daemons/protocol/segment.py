@@ -1,11 +1,27 @@
 """How memory is named between processes: where its owner can be reached, and which bytes of it are meant."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Final, Literal
 
 import msgspec
 
 from daemons.core.ids import Epoch, HostId
-from daemons.protocol.base import Record
+from daemons.protocol.base import Message, Record
+
+SEGMENT_SPAN_BITS: Final = 44
+"""A node tells the places in its DRAM segment of a number as offsets from number << 44 on: 16 TiB each."""
+MAX_SEGMENT_NUMBER: Final = (1 << 16) - 1
+SegmentStatus = Literal["allocating", "mounted", "leaving", "failed"]
+
+
+def told_offset(number: int, offset: int) -> int:
+    """Of a place in the segment of this number."""
+    return number << SEGMENT_SPAN_BITS | offset
+
+
+def place_of(told: int) -> tuple[int, int]:
+    """(number of the segment, offset there)."""
+    return told >> SEGMENT_SPAN_BITS, told & ((1 << SEGMENT_SPAN_BITS) - 1)
 
 
 class DataAddress(Record, frozen=True, kw_only=True):
@@ -30,6 +46,21 @@ class RegionRef(Record, frozen=True, kw_only=True):
     address: DataAddress
     region_id: int
     size_bytes: int
+
+
+class SegmentDescription(Record, frozen=True, kw_only=True):
+    """Memory a cache node lends to the pool."""
+
+    region: RegionRef
+    path: str
+    capacity_bytes: int
+    number: int = 0
+    """Its blocks are told at offsets from number << 44 on."""
+
+
+def regions_of(segments: Sequence[SegmentDescription]) -> dict[int, RegionRef]:
+    """By number."""
+    return {segment.number: segment.region for segment in segments}
 
 
 class Strided(Record, frozen=True, kw_only=True):
@@ -97,3 +128,50 @@ class Source(Record, frozen=True, kw_only=True):
     region: RegionRef
     ranges: Strided
     generation: Generation | None = None
+
+
+class ListSegments(Message, frozen=True, kw_only=True):
+    """Operator to cache node: the DRAM segments it lends, or is about to."""
+
+
+class SegmentState(Record, frozen=True, kw_only=True):
+    """One segment as its node sees it. `why`: what it waits for, or why it failed."""
+
+    number: int
+    """0: that of the node's configuration; others are never used twice."""
+    path: str
+    status: SegmentStatus
+    capacity_bytes: int
+    used_bytes: int = 0
+    num_blocks: int = 0
+    """Sealed in it; while it leaves, those that are still to go."""
+    done_bytes: int = 0
+    """While it is allocated: how much of it is there."""
+    why: str = ""
+
+
+class ListSegmentsReply(Message, frozen=True, kw_only=True):
+    segments: list[SegmentState]
+
+
+class AddSegment(Message, frozen=True, kw_only=True):
+    """Operator to cache node: lend one more segment, and again after each restart.
+
+    Answered at once; it is allocated in the background. `directory` is on a tmpfs or hugetlbfs; empty: where the
+    node's first segment is.
+    """
+
+    size_bytes: int
+    directory: str = ""
+
+
+class RemoveSegment(Message, frozen=True, kw_only=True):
+    """Operator to cache node: give this segment back once its blocks are elsewhere; asked again it says how far."""
+
+    number: int
+
+
+class SegmentReply(Message, frozen=True, kw_only=True):
+    """To AddSegment and RemoveSegment."""
+
+    segment: SegmentState

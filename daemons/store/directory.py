@@ -6,7 +6,7 @@ node's rows are passed over at once and swept later. Longer than most files, for
 where it is hot.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daemons.core.errors import NotFound
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.protocol.block import MAX_REPLICAS, BlockLocation, SealedBlock, Tier
-from daemons.protocol.segment import RegionRef
+from daemons.protocol.segment import SEGMENT_SPAN_BITS, RegionRef
 from daemons.store.block_table import NO_ROW, BlockTable
 from daemons.store.eviction import POLICIES, EvictionPolicy
 from daemons.store.heat import HeatTable
@@ -73,6 +73,11 @@ class Directory:
         self.drop_node(node)
         opened = Slot(node, host_id, region, control=control)
         self.slot_by_place[node, "dram"] = self.replicas.open_slot(opened)
+
+    def set_segments(self, node: NodeId, regions: Mapping[int, RegionRef]) -> None:
+        """All segments in DRAM that this node lends now, by number; what lies in others is freed by it first."""
+        dram = self._slot(self._number(node, "dram"))
+        dram.regions = {number: region for number, region in regions.items() if number}
 
     def add_tier(self, node: NodeId, tier: Tier) -> None:
         """The node has this tier below its DRAM, too. Raises NotFound for one that lends nothing."""
@@ -712,11 +717,15 @@ class Directory:
                 slot = self._slot(last)
                 node, region, tier, host_id = slot.node, slot.region, slot.tier, slot.host_id
                 control = slot.control if tier != "dram" else ""
+            at = offset[row]
+            if at >> SEGMENT_SPAN_BITS:
+                region, at = slot.find(at)
+                last = NO_ROW  # the next one may lie in another segment
             location = BlockLocation(
                 hash=block_hash,
                 node=node,
                 region=region,
-                offset=offset[row],
+                offset=at,
                 length=length[row],
                 trailer_bytes=trailer_bytes[row],
                 version=version[row],

@@ -6,7 +6,7 @@ and a slot's number is used again only when none is left.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from daemons.core.ids import HostId, NodeId
 from daemons.protocol.block import SealedBlock, Tier
-from daemons.protocol.segment import RegionRef
+from daemons.protocol.segment import SEGMENT_SPAN_BITS, RegionRef, place_of
 from daemons.store.block_table import GROW_ROWS, NO_ROW, take_rows
 
 Place = tuple[NodeId, Tier]
@@ -44,6 +44,8 @@ class Slot:
     num_bytes: int = 0
     pending_bytes: int = 0
     pending_until_s: float = 0.0
+    regions: dict[int, RegionRef] = field(default_factory=dict)
+    """Of the node's segments in DRAM beside the first, by number."""
     rank: int = 0
     """Of its tier, higher is better, at least 2; leaves room for one point more."""
 
@@ -53,6 +55,15 @@ class Slot:
     @property
     def place(self) -> Place:
         return self.node, self.tier
+
+    def find(self, told: int) -> tuple[RegionRef, int]:
+        """(region, offset there) of a place as the node told it. Of a segment that is not known whoever reads there
+        finds other bytes, and verifies.
+        """
+        if told >> SEGMENT_SPAN_BITS == 0:
+            return self.region, told
+        number, offset = place_of(told)
+        return self.regions.get(number, self.region), offset
 
 
 class ReplicaTable:

@@ -189,8 +189,13 @@ class SlabAllocator:
 class Segment:
     """The allocator over real memory."""
 
-    def __init__(self, memory: SharedMemory, slab_bytes: int | None = None) -> None:
+    def __init__(
+        self, memory: SharedMemory, slab_bytes: int | None = None, *, number: int = 0
+    ) -> None:
         self.memory = memory
+        self.number = number
+        """Among those of one node."""
+        self.is_leaving = False
         self.slots = SlabAllocator(memory.size_bytes, slab_bytes)
         self.array = memory.array
         self.view = memory.view
@@ -203,10 +208,12 @@ class Segment:
         *,
         slab_bytes: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        number: int = 0,
     ) -> "Segment":
         """Allocate all of it now; with `path` a file that replaces one left by a dead process."""
         capacity_bytes = capacity_bytes // SLOT_ALIGN * SLOT_ALIGN
-        return cls(allocate_shared("mooncake-segment", capacity_bytes, path, progress), slab_bytes)
+        memory = allocate_shared("mooncake-segment", capacity_bytes, path, progress)
+        return cls(memory, slab_bytes, number=number)
 
     def allocate(self, length: int) -> int:
         return self.slots.allocate(length)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from daemons.protocol.block import BlockLocation, ReplicaPlace, SpareReplica, Spares
+from daemons.protocol.segment import place_of
 from daemons.store.block_table import NO_ROW
 from daemons.store.directory import Directory
 from daemons.store.replica_table import Slot
@@ -20,7 +21,8 @@ def spares_of(
     """
     heads, table = directory.blocks.head, directory.replicas
     following, slots, slot_of = table.next, table.slots, table.slot
-    numbers: dict[int, int] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    """By slot and segment."""
     found: list[SpareReplica] = []
     for index, row in enumerate(rows):
         replica = heads[row]
@@ -41,13 +43,18 @@ def spares_of(
                 others.append((slot.is_suspect, replica))
             replica = following[replica]
         for _, spare in sorted(others)[:MAX_SPARES]:
-            place = numbers.setdefault(slot_of[spare], len(numbers))
-            found.append(SpareReplica(block=index, place=place, offset=table.offset[spare]))
+            number, offset = place_of(table.offset[spare])
+            place = numbers.setdefault((slot_of[spare], number), len(numbers))
+            found.append(SpareReplica(block=index, place=place, offset=offset))
     if not found:
         return None
-    return Spares(places=[_place(slots[number]) for number in numbers], replicas=found)
+    return Spares(
+        places=[_place(slots[of_slot], number) for of_slot, number in numbers], replicas=found
+    )
 
 
-def _place(slot: Slot | None) -> ReplicaPlace:
+def _place(slot: Slot | None, number: int) -> ReplicaPlace:
     assert slot is not None, "a replica's slot is open"
-    return ReplicaPlace(node=slot.node, region=slot.region, host_id=slot.host_id)
+    return ReplicaPlace(
+        node=slot.node, region=slot.regions.get(number, slot.region), host_id=slot.host_id
+    )

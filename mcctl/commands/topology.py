@@ -272,11 +272,12 @@ def _add_node(host: render.Branch, node: ListedNode) -> None:
         f"mc-{said.role} {said.node}", f"{node.state}, pid {said.pid}, {address_of(said.control)}"
     )
     for segment in said.segments:
-        used = f"{format_size(node.used_bytes)} of {format_size(segment.capacity_bytes)} used"
-        branch.add(
-            f"segment {segment.region.region_id}",
-            f"{used}, {format_count(node.num_blocks, 'block')}, {segment.path}",
-        )
+        size = format_size(segment.capacity_bytes)
+        if len(said.segments) == 1:
+            size = f"{format_size(node.used_bytes)} of {size} used, {format_count(node.num_blocks, 'block')}"
+        branch.add(f"segment {segment.number}", f"{size}, {segment.path}")
+    if len(said.segments) > 1:
+        branch.add("DRAM", f"{memory_text(node)} used, {format_count(node.num_blocks, 'block')}")
     if said.model is not None:
         model = said.model
         reuse = "reuse on" if model.is_reuse_safe else f"reuse OFF: {model.reuse_reason}"

@@ -199,7 +199,7 @@ def test_orders_that_make_no_sense_break_nothing(
 def test_a_full_node_refuses_and_evicts_nothing(peer: Peer, node: Node) -> None:
     with contextlib.suppress(Exhausted):
         while True:
-            node.replicas.segment.allocate(LENGTH + 64)
+            node.replicas.segments.first.allocate(LENGTH + 64)
     node.copy(*peer.orders[:5])
     assert set(node.failed) == {order.meta.hash for order in peer.orders[:5]}
     assert all("no slot" in why for why in node.failed.values())

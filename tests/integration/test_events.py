@@ -18,8 +18,8 @@ from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId
 from daemons.mc_master.app import MasterApp
 from daemons.protocol.block import BlockMeta, BlockRemoved, BlockStored, Report, SealedBlock
 from daemons.protocol.event import BlockMoved
-from daemons.protocol.node import Join, Leave, SegmentDescription
-from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.protocol.node import Join, Leave
+from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import SyncClient
 from mcctl.main import main
 

@@ -17,13 +17,14 @@ from daemons.config.mc_master import MasterConfig, NodeSection
 from daemons.core.errors import ConfigError
 from daemons.core.ids import BlockHash, Incarnation, NodeId, StageId
 from daemons.mc_master.app import MasterApp
-from daemons.mc_master.incarnation import next_incarnation, state_directory, store_incarnation
+from daemons.mc_master.incarnation import next_incarnation, store_incarnation
 from daemons.protocol.base import Ping
 from daemons.protocol.block import MAX_HASHES, Locate, Match, Stage
 from daemons.protocol.failure import Failure
 from daemons.protocol.messages import MasterRequest, Request, decode_incoming, encode
 from daemons.protocol.node import Join, NodeDescription, Role
 from daemons.rpc.framing import Header, Kind, unpack_header
+from daemons.service.paths import state_directory
 
 pytestmark = pytest.mark.timeout(120)
 LOOSE = settings(

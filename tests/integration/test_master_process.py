@@ -52,7 +52,6 @@ from daemons.protocol.node import (
     ModelDescription,
     NodeDescription,
     Role,
-    SegmentDescription,
 )
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.request import (
@@ -63,7 +62,7 @@ from daemons.protocol.request import (
     Schedule,
     Timing,
 )
-from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Loop, Subscriber, SyncClient
 from daemons.service.master_link import MasterLink
 

@@ -52,8 +52,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(source, memory, node, ReplicaTable(segment))
     used = memory.open()
     first = made.task(b"first", used)
-    assert pull_near(node, segment, first) is None, "nothing is mapped yet"
-    assert pull(node, segment, first, 20.0).seal_checksum is not None
+    assert pull_near(node, first) is None, "nothing is mapped yet"
+    assert pull(node, first, 20.0).seal_checksum is not None
     memory.release(used)
     yield made
     memory.close()
@@ -63,15 +63,15 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def test_what_is_pulled_at_once_is_what_a_worker_would_have_sealed(pair: Pair) -> None:
     task = pair.task(b"a", pair.memory.open())
-    outcome = pull_near(pair.node, pair.replicas.segment, task)
+    outcome = pull_near(pair.node, task)
     assert outcome
     assert outcome.seal_checksum is not None
     stored = pair.replicas.stored(task.replica)
     assert bytes(stored[:4096]) == VALUE.tobytes()
     assert bytes(stored[4096 : 4096 + FOOTER_BYTES]) == bytes(range(FOOTER_BYTES))
     pair.replicas.seal(task.replica, outcome.seal_checksum)
-    assert is_intact(pair.replicas.segment, task.replica)
-    again = pull(pair.node, pair.replicas.segment, task, 20.0)
+    assert is_intact(task.replica)
+    again = pull(pair.node, task, 20.0)
     assert again.seal_checksum == outcome.seal_checksum
 
 
@@ -79,8 +79,8 @@ def test_a_source_that_was_given_up_is_left_to_a_worker_who_refuses_it(pair: Pai
     used = pair.memory.open()
     task = pair.task(b"b", used)
     pair.memory.void(used)
-    assert pull_near(pair.node, pair.replicas.segment, task) is None
-    assert pull(pair.node, pair.replicas.segment, task, 20.0).seal_checksum is None
+    assert pull_near(pair.node, task) is None
+    assert pull(pair.node, task, 20.0).seal_checksum is None
 
 
 @pytest.mark.parametrize("offset", [-1, 64 * MIB - 4095, 1 << 40])
@@ -90,7 +90,7 @@ def test_ranges_outside_the_source_are_not_read(pair: Pair, offset: int) -> None
         task.block.source, ranges=Strided(offset=offset, row_bytes=VALUE.nbytes)
     )
     bad = PullTask(msgspec.structs.replace(task.block, source=source), task.replica)
-    assert pull_near(pair.node, pair.replicas.segment, bad) is None
+    assert pull_near(pair.node, bad) is None
 
 
 def test_a_generation_outside_its_table_is_not_read(pair: Pair) -> None:
@@ -102,16 +102,16 @@ def test_a_generation_outside_its_table_is_not_read(pair: Pair) -> None:
             task.block.source, generation=msgspec.structs.replace(guard, index=index)
         )
         bad = PullTask(msgspec.structs.replace(task.block, source=source), task.replica)
-        assert pull_near(pair.node, pair.replicas.segment, bad) is None
+        assert pull_near(pair.node, bad) is None
 
 
 def test_a_client_that_is_gone_is_not_pulled_from(pair: Pair, tmp_path: Path) -> None:
     other = TransferEngine(unix_dir=tmp_path)
     leaving = Pair(other, SourceMemory(other), pair.node, pair.replicas)
     first = leaving.task(b"e", leaving.memory.open())
-    assert pull(pair.node, pair.replicas.segment, first, 20.0).seal_checksum is not None
+    assert pull(pair.node, first, 20.0).seal_checksum is not None
     task = leaving.task(b"f", leaving.memory.open())
-    assert pull_near(pair.node, pair.replicas.segment, task) is not None
+    assert pull_near(pair.node, task) is not None
     leaving.memory.close()
     other.close()
-    assert pull_near(pair.node, pair.replicas.segment, task) is None
+    assert pull_near(pair.node, task) is None

@@ -14,6 +14,7 @@ from daemons.core.ids import BlockHash, Incarnation
 from daemons.mc_cachenode.pull import is_intact
 from daemons.mc_cachenode.replica import VERSION, Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.mc_cachenode.storage import BlocksOf
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.pin import Pin
 from daemons.store import index_log
@@ -38,7 +39,7 @@ def meta(number: int) -> BlockMeta:
     )
 
 
-def fill(segment: Segment, replica: Replica, content: int, part: float = 1.0) -> int:
+def fill(replica: Replica, content: int, part: float = 1.0) -> int:
     """What a worker does, or the part of it before it is killed; the seal checksum."""
     payload = random.Random(content).randbytes(replica.length)
     end = replica.offset + replica.length
@@ -46,48 +47,76 @@ def fill(segment: Segment, replica: Replica, content: int, part: float = 1.0) ->
     packed, checksum = seal(Trailer(replica.meta.hash, VERSION, replica.length, tuple(checksums)))
     whole = payload + packed
     size = int(len(whole) * part)
-    segment.view[replica.offset : replica.offset + size] = whole[:size]
+    replica.segment.view[replica.offset : replica.offset + size] = whole[:size]
     assert end + len(packed) <= CAPACITY
     return checksum
 
 
 class Node:
-    """A segment, its index and the table, as app.py puts them together; `kill` leaves the files as a SIGKILL does."""
+    """Two segments, their indexes and the table, as storage.py puts them together; `kill` leaves the files as a SIGKILL
+    does.
+    """
 
     def __init__(self, directory: Path) -> None:
-        path = directory / "a.segment"
+        self.segments = [self._open(directory / name, at) for at, name in enumerate("ab")]
+        self.replicas = ReplicaTable(self.segments[0])
+        self.num_lost = 0
+        for segment in self.segments:
+            path = directory / f"{'ab'[segment.number]}.index"
+            if path.exists():
+                records = list(replay(IndexReader(path.read_bytes(), HEADER)).live.values())
+                self.num_lost += self.replicas.restore(records, segment)
+        self.replicas.segments.add(self.segments[1])
+        self.indexes = []
+        for segment in self.segments:
+            path = directory / f"{'ab'[segment.number]}.index"
+            self.indexes.append(
+                IndexLog(IndexInDirectory(path), HEADER, BlocksOf(self.replicas, segment))
+            )
+            self.replicas.keep_in(self.indexes[-1], segment)
+
+    def _open(self, stem: Path, number: int) -> Segment:
+        path = stem.with_suffix(".segment")
         memory = reopen_shared(path, CAPACITY) or allocate_shared("test", CAPACITY, path)
         memory.is_kept = True
-        self.segment = Segment(memory, SLAB)
-        self.replicas = ReplicaTable(self.segment)
-        self.index_path = directory / "a.index"
-        if self.index_path.exists():
-            records = list(replay(IndexReader(self.index_path.read_bytes(), HEADER)).live.values())
-            self.num_lost = self.replicas.restore(records)
-        self.index = IndexLog(IndexInDirectory(self.index_path), HEADER, self.replicas)
-        self.replicas.keep_in(self.index)
+        return Segment(memory, SLAB, number=number)
+
+    def move(self, number: int, *, is_ended: bool) -> bool:
+        """Raises Exhausted."""
+        old = self.replicas.get(meta(number).hash)
+        assert old is not None
+        moved = self.replicas.begin_move(old)
+        size = old.length + old.trailer_bytes
+        moved.segment.view[moved.offset : moved.offset + size] = self.replicas.stored(old)
+        if is_ended:
+            return self.replicas.end_move(old, moved)
+        self.replicas.abandon_move(old, moved)
+        return False
 
     def put(self, number: int, length: int, content: int) -> None:
         """Raises Exhausted."""
         replica = self.replicas.begin(meta(number), length, NUM_LAYERS)
-        self.replicas.seal(replica, fill(self.segment, replica, content))
+        self.replicas.seal(replica, fill(replica, content))
 
     def content(self, number: int) -> bytes:
         replica = self.replicas.get(meta(number).hash)
         assert replica is not None
-        assert is_intact(self.segment, replica)
-        return bytes(self.segment.view[replica.offset : replica.offset + replica.length])
+        assert is_intact(replica)
+        return bytes(replica.payload)
 
     def numbers(self) -> list[int]:
         return [int.from_bytes(block_hash, "big") for block_hash in self.replicas.hashes()]
 
     def kill(self) -> None:
-        self.index._pending.clear()
+        for index in self.indexes:
+            index._pending.clear()
         self.close()
 
     def close(self) -> None:
-        self.index.close()
-        self.segment.close()
+        for index in self.indexes:
+            index.close()
+        for segment in self.segments:
+            segment.close()
 
 
 class NodeMachine(RuleBasedStateMachine):
@@ -120,6 +149,15 @@ class NodeMachine(RuleBasedStateMachine):
             self.unsure.add(number)
             del self.held[number]
 
+    @rule(number=st.integers(1, 9), is_ended=st.booleans())
+    def move(self, number: int, is_ended: bool) -> None:
+        if number in self.held:
+            try:
+                assert self.node.move(number, is_ended=is_ended) is is_ended
+            except Exhausted:
+                return
+            self.unsure -= {number} if is_ended else set()
+
     @rule()
     def acknowledge(self) -> None:
         self.node.replicas.flush()
@@ -131,7 +169,7 @@ class NodeMachine(RuleBasedStateMachine):
             length -= length % (2 * NUM_LAYERS)
             try:
                 replica = self.node.replicas.begin(meta(99), length, NUM_LAYERS)
-                fill(self.node.segment, replica, 99, part)
+                fill(replica, 99, part)
             except Exhausted:
                 pass
         self.node.kill()
@@ -146,7 +184,10 @@ class NodeMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
-        self.node.segment.slots.check_invariants()
+        for segment in self.node.segments:
+            segment.slots.check_invariants()
+        num_sealed = sum(map(self.node.replicas.num_sealed_in, self.node.segments))
+        assert num_sealed == self.node.replicas.num_sealed
 
     def teardown(self) -> None:
         self.node.close()

@@ -64,6 +64,7 @@ class Asker:
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        self.owner = None
         self.replies: list[StageReply] = []
 
     def reply(self, message: StageReply) -> None:

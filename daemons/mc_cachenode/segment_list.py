@@ -1,0 +1,114 @@
+"""Which segments this node lends beside the one of its configuration: a small file that outlives process and host.
+
+A segment is in it before its memory is taken, and until its memory is given back: whatever is killed in between, the
+next start knows of it.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from daemons.core.errors import Exhausted
+from daemons.service.paths import write_durably
+
+log = logging.getLogger(__name__)
+
+_FILE: Final = "segments.json"
+_MAX_BYTES: Final = 1 << 20
+
+
+class AddedSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`is_leaving`: its blocks are on their way out of it, also after a restart."""
+
+    number: int
+    directory: str
+    size_bytes: int
+    is_leaving: bool = False
+
+    def __post_init__(self) -> None:
+        if self.number < 1 or self.size_bytes < 1 or not Path(self.directory).is_absolute():
+            raise ValueError(f"segment {self.number} in {self.directory!r} cannot be")
+
+
+class _Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    next_number: int = 1
+    segments: list[AddedSegment] = msgspec.field(default_factory=list)
+
+
+class SegmentList:
+    """Loop thread only. A file that cannot be understood is set aside, and said: the node starts without them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _FILE
+        self._contents = _read(self._path)
+
+    @property
+    def segments(self) -> Sequence[AddedSegment]:
+        return self._contents.segments
+
+    @property
+    def next_number(self) -> int:
+        """Never used before."""
+        return self._contents.next_number
+
+    def add(self, segment: AddedSegment) -> None:
+        """On disk before it returns. Raises Exhausted when it cannot be written; nothing has changed then."""
+        self._keep([*self.segments, segment], max(self.next_number, segment.number + 1))
+
+    def leave(self, number: int) -> None:
+        """As `add`."""
+        changed = [
+            msgspec.structs.replace(each, is_leaving=True) if each.number == number else each
+            for each in self.segments
+        ]
+        self._keep(changed, self.next_number)
+
+    def remove(self, number: int) -> None:
+        """As `add`."""
+        self._keep([each for each in self.segments if each.number != number], self.next_number)
+
+    def _keep(self, segments: list[AddedSegment], next_number: int) -> None:
+        fresh = _Contents(next_number=next_number, segments=segments)
+        if fresh == self._contents:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(self._path, msgspec.json.encode(fresh) + b"\n")
+        except OSError as error:
+            raise Exhausted(
+                f"{self._path}: cannot be written: {error.strerror}; nothing was changed"
+            ) from None
+        self._contents = fresh
+
+
+def _read(path: Path) -> _Contents:
+    try:
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.read(_MAX_BYTES), type=_Contents)
+    except FileNotFoundError:
+        return _Contents()
+    except (OSError, ValueError) as error:
+        return _set_aside(path, str(error))
+    numbers = [each.number for each in found.segments]
+    if len(set(numbers)) != len(numbers) or found.next_number <= max(numbers, default=0):
+        return _set_aside(path, f"numbers {numbers} are not those of segments")
+    return found
+
+
+def _set_aside(path: Path, why: str) -> _Contents:
+    aside = path.with_suffix(".damaged")
+    try:
+        path.replace(aside)
+    except OSError as error:
+        log.error("segment list not moved away path=%s why=%s", path, error.strerror)  # noqa: TRY400 - its disk
+    log.error(
+        "segment list damaged path=%s kept_as=%s why=%s: this node starts with its own segment alone; "
+        "add the others again, and remove their files",
+        path,
+        aside,
+        why,
+    )
+    return _Contents()
