@@ -122,7 +122,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("secured"))
     try:
         made.start()
-        wait_for(lambda: is_healthy(made))
+        wait_for(lambda: is_healthy(made), 120)
         wait_for(lambda: {"prefill", "decode", "cachenode"} <= made.roles())
         yield made
     finally:

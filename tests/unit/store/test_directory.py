@@ -94,7 +94,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(node=nodes)
     def join(self, node: NodeId) -> None:
-        self.real.add_node(node, HOSTS[node], region(HOSTS[node]))
+        self.real.add_node(node, HOSTS[node], region(HOSTS[node]), control=f"tcp://{node}")
         self._forget(node)
         self.held[node, "dram"] = set()
 
