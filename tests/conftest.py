@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# How long an example takes says more about the machine than about what is tested. CI draws the same examples each time: a
-# rare one is to be met by whoever runs the tests at home, not by a delivery that has nothing to do with it.
+# How long an example takes says more about the machine than about what is tested. CI draws the same examples each
+# time: a rare one is to be met by who runs the tests at home, not by a change that has nothing to do with it.
 settings.register_profile("home", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "home")

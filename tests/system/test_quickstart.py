@@ -40,6 +40,7 @@ def test_quickstart_reuses_and_leaves_nothing() -> None:
     assert sum(row["reused_tokens"] for row in result["requests"]) == result["reused_tokens"]
 
 
+@pytest.mark.timeout(600)
 def test_bench_gives_its_rows() -> None:
     done = subprocess.run(
         [
