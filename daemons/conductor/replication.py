@@ -14,6 +14,9 @@ from daemons.core.ids import BlockHash, NodeId
 FULL_FOR_REPAIR: Final = 0.05
 """So far below the low watermark a node must be to get what was lost: else it would evict it again at once."""
 
+SPREAD_FROM: Final = 0.2
+"""So much less of its memory another node must have in use for cold blocks to go there."""
+
 COPY_DEADLINE_S: Final = 15.0
 """A copy that is neither reported nor failed by then is taken for lost."""
 
@@ -104,6 +107,34 @@ def choose_surplus(block: BlockCopies, nodes: Mapping[NodeId, CopyNode]) -> Node
     if len(set(domains)) <= block.wanted:
         return None
     return max(counted, key=lambda node: (node.used_share, node.node)).node
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Cold blocks of so many bytes go from one node to another."""
+
+    source: NodeId
+    target: NodeId
+    num_bytes: int
+
+
+def choose_spread(nodes: Mapping[NodeId, CopyNode], *, full: float) -> Spread | None:
+    """From the fullest node to the emptiest, where the one is about to evict and the other has room.
+
+    Half of what would make them equal, so that others' puts do not turn it back.
+    """
+    usable = [node for node in nodes.values() if node.can_take and node.capacity_bytes]
+    if len(usable) < 2:
+        return None
+    fullest = max(usable, key=lambda node: (node.used_share, node.node))
+    emptiest = min(usable, key=lambda node: (node.used_share, node.node))
+    if fullest.used_share < full - FULL_FOR_REPAIR:
+        return None
+    if fullest.used_share - emptiest.used_share < SPREAD_FROM:
+        return None
+    smaller = min(fullest.capacity_bytes, emptiest.capacity_bytes)
+    num_bytes = int((fullest.used_share - emptiest.used_share) / 4 * smaller)
+    return Spread(fullest.node, emptiest.node, num_bytes)
 
 
 def _domains(block: BlockCopies, nodes: Mapping[NodeId, CopyNode]) -> set[str]:

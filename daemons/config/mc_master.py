@@ -72,6 +72,15 @@ class PoolSection(Section, frozen=True, kw_only=True):
     """Bytes that each node is asked to copy at one time."""
     eviction: Eviction = "lru"
     """Which blocks go first: least recently used, least frequently used of late, or that with long ends before."""
+    hot_uses: Annotated[int, msgspec.Meta(ge=0)] = 20
+    """A block that is read so often within `hot_window_s` gets another replica, near its readers where there is room,
+    and one more for each further so many; cool again it loses them. 0: none does."""
+    hot_window_s: Seconds = 60.0
+    """Reads of so long are counted together; a block is cool again when it had much fewer in one of these."""
+    hot_replicas: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
+    """The most that a hot block has, those of `replicas` counted."""
+    spread_cold: bool = True
+    """Whether a node that is nearly full gives what it would evict next to one that has much more room."""
     orphan_s: Seconds = 60.0
     """Chunks of an object that was never finished, or is gone, are freed after so long."""
     rebuild_s: Seconds = 30.0

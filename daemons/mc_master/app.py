@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.02
 REPLICATE_INTERVAL_S = 0.02
+HEAT_INTERVAL_S = 0.1
 EXIT_STEPPED_DOWN = 7
 """A master of a higher incarnation lived; systemd starts this one again, above it."""
 
@@ -92,6 +93,7 @@ class MasterApp:
         self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
         self.loop.every(ADOPT_INTERVAL_S, self._handlers.adopting.run_once)
         self.loop.every(REPLICATE_INTERVAL_S, self._handlers.replicating.run_once)
+        self.loop.every(HEAT_INTERVAL_S, self._handlers.heat.run_once)
 
     @property
     def endpoint(self) -> str:

@@ -20,6 +20,7 @@ from daemons.mc_master.flushing import flush
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.pinning import Pinning
+from daemons.mc_master.requests import OnUsed
 from daemons.mc_master.state import MasterState
 from daemons.protocol.access import namespaces_of
 from daemons.protocol.base import Ok
@@ -95,6 +96,8 @@ class BlockHandlers:
         membership.on_joined.append(self._clearing.on_joined)
         self.on_sealed: Callable[[NodeId, Sequence[SealedBlock]], object] = lambda _n, _s: None
         """Called with what a node has reported, new or again, once it is recorded."""
+        self.on_used: OnUsed = lambda _hashes, _near: None
+        """Called with the blocks of a look-up that leases them, and the host that will read them."""
 
     def handle(self, call: Call, message: BlockRequest) -> None:
         match message:
@@ -344,6 +347,8 @@ class BlockHandlers:
             lease_s=_lease_s(message.lease_ms),
             near=message.near,
         )
+        if message.lease_ms > 0:
+            self.on_used([location.hash for location in locations], message.near)
         return MatchReply(
             locations=locations,
             grants=self._grants(message, locations),
@@ -360,6 +365,8 @@ class BlockHandlers:
             now_s=self._state.now_s(),
             lease_s=_lease_s(message.lease_ms),
         )
+        if message.lease_ms > 0:
+            self.on_used([of_block[0].hash for of_block in replicas if of_block], None)
         return LocateReply(replicas=replicas, grants=self._grants(message, in_memory(replicas)))
 
     def _grants(

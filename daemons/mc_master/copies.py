@@ -82,7 +82,7 @@ class Copies:
         block = BlockCopies(
             hash=block_hash,
             num_bytes=found[0].length + found[0].trailer_bytes,
-            wanted=directory.wanted_of(block_hash) or state.config.pool.replicas,
+            wanted=directory.replicas_for(block_hash, state.config.pool.replicas),
             holders=tuple(dict.fromkeys(at.node for at in found)),
             away=frozenset(self.away[node].domain for node in kept if node in self.away)
             | self._safe_objects(found),

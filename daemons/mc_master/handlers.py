@@ -9,6 +9,7 @@ from daemons.mc_master.adopting import Adopting
 from daemons.mc_master.awaiting import Awaiting
 from daemons.mc_master.blocks import BlockHandlers
 from daemons.mc_master.drain_list import DrainList
+from daemons.mc_master.hot_blocks import HeatHandling
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.objects import ObjectHandlers
@@ -85,7 +86,9 @@ class Handlers:
         self.blocks = BlockHandlers(state, self.membership, self._keeper)
         self._awaiting = Awaiting(state)
         self.blocks.on_sealed = self._on_sealed
-        self.requests = RequestHandlers(state, self.membership)
+        self.heat = HeatHandling(state, self.replicating)
+        self.blocks.on_used = self.heat.used
+        self.requests = RequestHandlers(state, self.membership, self.heat.used)
 
     def handle(self, call: Call) -> None:
         message = call.message

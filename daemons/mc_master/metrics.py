@@ -53,6 +53,18 @@ class MasterMetrics:
             "mc_master_blocks_short",
             "Blocks with fewer replicas than they should have; up to 8192 are counted",
         )
+        self.hot_blocks = self._gauge(
+            "mc_master_blocks_hot", "Blocks that have more replicas for their heat"
+        )
+        self.heated_blocks = self._counter(
+            "mc_master_blocks_heated", "Times that a block got another replica for its heat"
+        )
+        self.cooled_blocks = self._counter(
+            "mc_master_blocks_cooled", "Times that a block lost such replicas again"
+        )
+        self.spread_blocks = self._counter(
+            "mc_master_blocks_spread", "Cold blocks that left a full node for one with room"
+        )
         self.plans = Counter(
             "mc_master_plans", "Plans by policy", ["policy"], registry=self.registry
         )

@@ -63,7 +63,8 @@ class Replicating:
     @property
     def is_in_use(self) -> bool:
         """Whether any block should have more than one replica."""
-        return self._state.config.pool.replicas > 1 or self._state.directory.blocks.num_wanted > 0
+        blocks = self._state.directory.blocks
+        return self._state.config.pool.replicas > 1 or blocks.num_wanted > 0 or blocks.num_hot > 0
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -83,6 +84,18 @@ class Replicating:
         """Make what copies it lacks, as soon as nodes can take them."""
         if len(self._fresh) < MAX_WAITING:
             self._fresh[block_hash] = prefer
+
+    def drop_surplus(self, hashes: Sequence[BlockHash]) -> set[BlockHash]:
+        """Have replicas freed that these have beyond what they should; those that still have some afterwards."""
+        nodes = self.copies.nodes()
+        self._drop_surplus(hashes, nodes, self._state.now_s())
+        return {block_hash for block_hash in hashes if self._has_surplus(block_hash, nodes)}
+
+    def _has_surplus(self, block_hash: BlockHash, nodes: dict[NodeId, CopyNode]) -> bool:
+        if self.copies.budget.num_of(block_hash):
+            return True
+        block, _ = self.copies.look(block_hash)
+        return block is not None and choose_surplus(block, nodes) is not None
 
     def on_failed(self, message: CopyFailed) -> None:
         """What still lacks copies is found by the next look."""

@@ -1,6 +1,7 @@
 """Schedule, RequestDone, ListRequests: matches the prefix, asks the Conductor, keeps account of what was promised."""
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from daemons.conductor.conductor import Served
@@ -11,7 +12,7 @@ from daemons.conductor.put_placement import PutNode, choose_put_target
 from daemons.conductor.request_log import Refused
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.errors import McError, Unavailable, family_of
-from daemons.core.ids import NodeId
+from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.mc_master.checks import MAX_TOKENS, check_schedule
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.staging import slow_part, stage_ahead
@@ -34,6 +35,8 @@ from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
 
+OnUsed = Callable[[Sequence[BlockHash], HostId | None], object]
+"""(blocks that a request reads, where)"""
 RequestMessage = Schedule | RequestDone | ListRequests
 SETTLE_BEATS = 4
 """How long after a restart a model that nobody serves yet may still be one whose nodes are joining."""
@@ -42,9 +45,10 @@ SETTLE_BEATS = 4
 class RequestHandlers:
     """Loop thread only."""
 
-    def __init__(self, state: MasterState, membership: MembershipHandlers) -> None:
+    def __init__(self, state: MasterState, membership: MembershipHandlers, on_used: OnUsed) -> None:
         self._state = state
         self._membership = membership
+        self._on_used = on_used
 
     def handle(self, call: Call, message: RequestMessage) -> None:
         match message:
@@ -91,6 +95,7 @@ class RequestHandlers:
         plan = self._plan(message, placement, matched, spares)
         call.reply(plan)
         stage_ahead(state, matched, placement.predicted_ttft_s)
+        self._on_used([location.hash for location in matched], placement.prefill.host_id)
         self._account(message, placement, plan, request)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
 

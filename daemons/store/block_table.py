@@ -56,6 +56,9 @@ class BlockTable:
         self.head = array("i")
         self.wanted = array("B")
         """Replicas it should have; 0: as many as the pool wants."""
+        self.hot = array("B")
+        """Replicas it should have at least, for as long as it is hot; 0: it is not."""
+        self.num_hot = 0
         self.num_wanted = 0
         """Blocks with a number of their own."""
         self.kinds: list[Kind | None] = []
@@ -81,7 +84,7 @@ class BlockTable:
         hashes, parents, row_by_hash = self.hashes, self.parents, self.row_by_hash
         depth, num_tokens, born_s = self.depth, self.num_tokens, self.created_s
         kind, kind_ids, num_by_kind = self.kind, self._kind_ids, self.num_by_kind
-        head, wanted = self.head, self.wanted
+        head, wanted, hot = self.head, self.wanted, self.hot
         for row, meta, at_s in zip(rows, metas, created_s, strict=True):
             kind_id = kind_ids.get((meta.namespace, meta.model, meta.tenant))  # type: ignore[call-overload]  # a Kind is such a tuple
             if kind_id is None:
@@ -95,7 +98,7 @@ class BlockTable:
             num_tokens[row] = meta.num_tokens
             born_s[row] = at_s
             head[row] = NO_ROW
-            wanted[row] = 0
+            wanted[row] = hot[row] = 0
             row_by_hash[meta.hash] = row
             if meta.name:
                 self.name(row, meta)
@@ -120,6 +123,8 @@ class BlockTable:
                 self._unname(row)
             if wanted[row]:
                 self.want(row, 0)
+            if self.hot[row]:
+                self.heat(row, 0)
             kind_id = kind[row]
             kind[row] = NO_ROW
             num_by_kind[kind_id] -= 1
@@ -151,6 +156,11 @@ class BlockTable:
         row = self.row_by_hash.get(block_hash, NO_ROW)
         kind = self.kinds[self.kind[row]] if row != NO_ROW else None
         return None if kind is None else kind.namespace
+
+    def heat(self, row: int, count: int) -> None:
+        """At least so many replicas while it is hot; 0: it is no longer."""
+        self.num_hot += (count > 0) - (self.hot[row] > 0)
+        self.hot[row] = count
 
     def hash_of(self, row: int) -> BlockHash:
         return BlockHash(bytes(self.hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
@@ -194,6 +204,7 @@ class BlockTable:
         self.created_s.extend([0.0] * GROW_ROWS)
         self.head.extend([NO_ROW] * GROW_ROWS)
         self.wanted.extend([0] * GROW_ROWS)
+        self.hot.extend([0] * GROW_ROWS)
 
     def _new_kind(self, kind: Kind) -> int:
         """A free id, so that there are never more than kinds in use at one time."""

@@ -57,6 +57,8 @@ class Directory:
         self.slot_by_place: dict[Place, int] = {}
         self.away: dict[BlockHash, NodeId] = {}
         """Objects whose last replica went with this node, which may bring it back."""
+        self._turn = 0
+        """Counts look-ups that lease."""
         self._num_dropped = 0
         """Slots that wait to be swept, so that nothing is scanned when there is none."""
         self._sweep_at = 0
@@ -148,6 +150,13 @@ class Directory:
         """Replicas that were asked for; 0 for as many as the pool wants, or an unknown block."""
         row = self.blocks.row_by_hash.get(block_hash)
         return 0 if row is None else self.blocks.wanted[row]
+
+    def replicas_for(self, block_hash: BlockHash, default: int) -> int:
+        """How many it should have now: as many as were asked for, and those that its heat wants."""
+        row = self.blocks.row_by_hash.get(block_hash)
+        if row is None:
+            return default
+        return max(self.blocks.wanted[row] or default, self.blocks.hot[row])
 
     def give_up(
         self, node: NodeId, hashes: Iterable[BlockHash], *, now_s: float
@@ -300,6 +309,7 @@ class Directory:
             self.lookups.num_lookups += 1
             self.lookups.num_lookup_blocks += num_asked
             self.lookups.num_hit_blocks += len(rows)
+            self._turn += 1
         head, following = self.blocks.head, self.replicas.next
         return self._locations(
             [
@@ -401,6 +411,16 @@ class Directory:
             self.replicas.name_victim(row, now_s + RENAME_AFTER_S)
             slot.pending_bytes += self.replicas.length[row]
         slot.pending_until_s = now_s + RENAME_AFTER_S
+        return self.blocks.hashes_of([self.replicas.block[row] for row in rows])
+
+    def coldest(
+        self, node: NodeId, num_bytes: int, *, now_s: float, max_blocks: int
+    ) -> list[BlockHash]:
+        """What would leave this node's DRAM next; only looks."""
+        number = self.slot_by_place.get((node, "dram"))
+        if number is None:
+            return []
+        rows = self.choice.coldest(number, num_bytes, now_s, max_blocks)
         return self.blocks.hashes_of([self.replicas.block[row] for row in rows])
 
     def sweep(self, max_rows: int) -> list[tuple[Place, BlockHash]]:
@@ -657,9 +677,13 @@ class Directory:
         ]
 
     def _pick(self, row: int, now_s: float, near: HostId | None) -> int:
-        """The best replica to read, NO_ROW when none can be; written flat, for every lookup runs it per block."""
+        """The best replica to read, NO_ROW when none can be; written flat, for every lookup runs it per block.
+
+        Equal ones take turns, look-up by look-up, so that each serves its share of a hot block's readers.
+        """
         replicas = self.replicas
-        best, best_rank = NO_ROW, -RANKS - 1
+        best, best_rank, best_turn = NO_ROW, -RANKS - 1, 0
+        num_slots = len(replicas.slots)
         replica = self.blocks.head[row]
         while replica != NO_ROW:
             slot = replicas.slots[replicas.slot[replica]]
@@ -668,8 +692,9 @@ class Directory:
                 rank = 1 if is_named else (slot.host_id == near) + slot.rank
                 if slot.is_suspect:
                     rank -= RANKS
-                if rank > best_rank:
-                    best, best_rank = replica, rank
+                turn = (replicas.slot[replica] + self._turn) % num_slots
+                if rank > best_rank or (rank == best_rank and turn > best_turn):
+                    best, best_rank, best_turn = replica, rank, turn
             replica = replicas.next[replica]
         return best
 

@@ -126,7 +126,8 @@ class CountPass:
     def _judge(self, part: slice) -> None:
         rules, counts = self._rules, self.counts
         own = np.frombuffer(self._directory.blocks.wanted, np.uint8)[part]
-        asked = np.where(own > 0, own, rules.default)
+        hot = np.frombuffer(self._directory.blocks.hot, np.uint8)[part]
+        asked = np.maximum(np.where(own > 0, own, rules.default), hot)
         wanted = np.minimum(asked, max(1, rules.num_domains))
         short = self._can_read[part] & (_num_bits(self._known[:, part]) < wanted)
         surplus = (asked > 1) & (_num_bits(self._there[:, part]) > asked)

@@ -72,6 +72,10 @@ class VictimChoice:
         queue.keep(chosen[count:], now_s=now_s, num_pins=num_pins)
         return chosen[:count]
 
+    def coldest(self, number: int, num_bytes: int, now_s: float, max_blocks: int) -> list[int]:
+        """Those that would go next, without naming them victims."""
+        return self._choose(number, num_bytes, now_s)[:max_blocks]
+
     def _choose(self, number: int, num_bytes: int, now_s: float, spare_bytes: int = 0) -> list[int]:
         """Enough for `num_bytes` where there are so many, and for `spare_bytes` more where no pin is in the way."""
         if not self.replicas.num_rows:
@@ -120,7 +124,9 @@ class VictimChoice:
         )[blocks]
         own = np.frombuffer(self.blocks.wanted, np.uint8)[blocks]
         is_idle = self.leases.used_column()[blocks] < now_s - SURPLUS_IDLE_S
-        return (count > np.where(own > 0, own, self.default_wanted)) & is_idle
+        wanted = np.where(own > 0, own, self.default_wanted)
+        hot = np.frombuffer(self.blocks.hot, np.uint8)[blocks]
+        return (count > np.maximum(wanted, hot)) & is_idle
 
     def _lowest(self, held: NDArray[np.intp], num_bytes: int) -> list[int]:
         """Of these replicas, as the policy has it."""

@@ -43,6 +43,9 @@ class ReplicatedPool:
             f"node.state_dir={directory / 'state'}",
             "membership.beat_interval_s=0.1",
             "pool.rebuild_delay_s=1",
+            # Replicas are counted here: none for heat, and nothing moves by itself.
+            "pool.hot_uses=0",
+            "pool.spread_cold=false",
             *settings,
         )
         self.endpoint = self.master.find(r"at=(tcp://\S+)")

@@ -1,0 +1,102 @@
+"""Which blocks are hot: how often each was read in a window of time, and so how many replicas it should have. Pure.
+
+Hot at once, when its uses of the running window say so; cool at the end of a window in which it had much fewer, so that
+a block near the limit is not copied and dropped again and again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from daemons.core.ids import BlockHash
+
+MAX_COUNTED: Final = 1 << 18
+"""Blocks of one window; those that come later are not counted."""
+_COOL_SHARE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HotRules:
+    """One replica more for each `uses` in a window of `window_s`, up to `max_replicas`; `uses` 0: nothing is hot."""
+
+    uses: int
+    window_s: float
+    max_replicas: int
+
+    def replicas_for(self, num_uses: int) -> int:
+        return min(self.max_replicas, 1 + num_uses // self.uses)
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Effect: the block should have at least so many replicas from now on; 0: no more than if it had never been hot."""
+
+    hash: BlockHash
+    num_replicas: int
+
+
+class HotBlocks:
+    """O(blocks) for each request. Bounded by MAX_COUNTED."""
+
+    def __init__(self, rules: HotRules) -> None:
+        self.rules = rules
+        self._uses: dict[BlockHash, int] = {}
+        self._replicas: dict[BlockHash, int] = {}
+        self._ends_s: float | None = None
+
+    def __len__(self) -> int:
+        """How many are hot now."""
+        return len(self._replicas)
+
+    def use(self, hashes: Sequence[BlockHash]) -> list[Heat]:
+        """A request reads these; what became hot, or hotter."""
+        limit = self.rules.uses
+        if not limit or not hashes:
+            return []
+        uses, is_full = self._uses, len(self._uses) >= MAX_COUNTED
+        for block_hash in hashes:
+            if not is_full or block_hash in uses:
+                uses[block_hash] = uses.get(block_hash, 0) + 1
+        return [
+            Heat(block_hash, wanted)
+            for block_hash in hashes
+            if uses.get(block_hash, 0) >= limit and (wanted := self._rise(block_hash))
+        ]
+
+    def roll(self, *, now_s: float) -> list[Heat]:
+        """What cooled down in the window that ends now; nothing while it runs."""
+        if self._ends_s is None:
+            self._ends_s = now_s + self.rules.window_s
+        if now_s < self._ends_s:
+            return []
+        uses, self._uses = self._uses, {}
+        self._ends_s = now_s + self.rules.window_s
+        return self._cool(uses)
+
+    def forget(self, hashes: Iterable[BlockHash]) -> None:
+        """They are gone."""
+        for block_hash in hashes:
+            self._replicas.pop(block_hash, None)
+
+    def _rise(self, block_hash: BlockHash) -> int:
+        """Its new number of replicas; 0 where it has that already."""
+        wanted = self.rules.replicas_for(self._uses[block_hash])
+        if wanted <= self._replicas.get(block_hash, 1):
+            return 0
+        self._replicas[block_hash] = wanted
+        return wanted
+
+    def _cool(self, uses: dict[BlockHash, int]) -> list[Heat]:
+        rules, cooled = self.rules, []
+        for block_hash, before in list(self._replicas.items()):
+            # So many uses would have kept all of them.
+            enough = _COOL_SHARE * (before - 1) * rules.uses
+            if rules.uses and uses.get(block_hash, 0) >= enough:
+                continue
+            wanted = rules.replicas_for(uses.get(block_hash, 0)) if rules.uses else 1
+            if wanted > 1:
+                self._replicas[block_hash] = wanted
+            else:
+                del self._replicas[block_hash]
+            cooled.append(Heat(block_hash, wanted if wanted > 1 else 0))
+        return cooled
