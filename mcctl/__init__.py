@@ -8,6 +8,7 @@ TYPE_CHECKING = (
 if TYPE_CHECKING:
     from typing import Any
 
+    from daemons.client.async_objects import AsyncStore as AsyncStore
     from daemons.client.cluster import ClusterClient as ClusterClient
     from daemons.client.objects import Store as Store
     from daemons.transfer import TransferEngine as TransferEngine
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mcctl.local_cluster import LocalCluster as LocalCluster
 
 _HOMES = {
+    "AsyncStore": "daemons.client.async_objects",
     "ClusterClient": "daemons.client.cluster",
     "ClusterOptions": "mcctl.cluster_plan",
     "LocalCluster": "mcctl.local_cluster",

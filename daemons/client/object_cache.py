@@ -86,7 +86,8 @@ class ObjectCache:
         own = self._own.get(name)
         return own[1] if own is not None and time.monotonic() - own[0] < _FLOOR_S else 0
 
-    def wait_reported(self) -> None:
+    @property
+    def unreported_s(self) -> float:
         """Until the master knows of all puts of our own, as far as waiting for the nodes' reports can tell."""
         left_s = self._last_own_s + _LIST_WAIT_S - time.monotonic()
-        time.sleep(max(0.0, min(_LIST_WAIT_S, left_s)))
+        return max(0.0, min(_LIST_WAIT_S, left_s))

@@ -25,6 +25,7 @@ from daemons.client.object_format import (
 from daemons.client.object_lookup import ObjectLookup
 from daemons.client.object_reader import ObjectReader, Place
 from daemons.client.object_writer import Item
+from daemons.client.steps import Steps, work
 from daemons.core.errors import McError, Rejected, TransferError, Unavailable
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockLocation
@@ -70,10 +71,25 @@ class ObjectFetch:
         targets: Sequence[ByteArray] | None,
         timeout_s: float,
         types: Sequence[ValueType] | None = None,
-    ) -> list[Value]:
+    ) -> Steps[list[Value]]:
         """The bytes of each, in its target where there are targets; a miss; or an error."""
         deadline_s = time.monotonic() + timeout_s
-        found = self._lookup.find(names, timeout_s)
+        found = yield from self._lookup.find(names, timeout_s)
+        return (
+            yield from work(
+                lambda: self._values(names, found, targets, deadline_s, types),
+                writes_to_caller=targets is not None,
+            )
+        )
+
+    def _values(
+        self,
+        names: Sequence[bytes],
+        found: Sequence[Found | McError | None],
+        targets: Sequence[ByteArray] | None,
+        deadline_s: float,
+        types: Sequence[ValueType] | None,
+    ) -> list[Value]:
         results: list[Value] = [None] * len(names)
         done: set[int] = set()
 
@@ -108,22 +124,32 @@ class ObjectFetch:
         self._run(range(len(names)), fetch, total if len(names) > 1 else 0, fetch_near)
         return results
 
-    def typed(self, name: bytes, timeout_s: float) -> tuple[ByteArray, ValueType] | None:
+    def typed(self, name: bytes, timeout_s: float) -> Steps[tuple[ByteArray, ValueType] | None]:
         deadline_s = time.monotonic() + timeout_s
-        [found] = self._lookup.find([name], timeout_s)
+        [found] = yield from self._lookup.find([name], timeout_s)
         if not isinstance(found, Found):
             _raise(found)
             return None
-        fetched = self._value(name, found, None, deadline_s)
+        at = found
+        fetched = yield from work(lambda: self._value(name, at, None, deadline_s))
         return None if fetched is None else (fetched[1], fetched[0].type)
 
-    def part(self, name: bytes, start: int, length: int, timeout_s: float) -> ByteArray | None:
+    def part(
+        self, name: bytes, start: int, length: int, timeout_s: float
+    ) -> Steps[ByteArray | None]:
         deadline_s = time.monotonic() + timeout_s
-        [found] = self._lookup.find([name], timeout_s)
+        [found] = yield from self._lookup.find([name], timeout_s)
         if not isinstance(found, Found):
             _raise(found)
             return None
-        return self._again(name, found, lambda at: self._part(at, start, length, deadline_s))
+        first = found
+        return (
+            yield from work(
+                lambda: self._again(
+                    name, first, lambda at: self._part(at, start, length, deadline_s)
+                )
+            )
+        )
 
     def footer(self, found: Found, timeout_s: float) -> Footer:
         deadline_s = time.monotonic() + timeout_s
@@ -185,7 +211,7 @@ class ObjectFetch:
                     return None
             if not is_cached:
                 time.sleep(_REPORTED_S)
-            [fresh] = self._lookup.find([name], 2.0, is_fresh=True)
+            [fresh] = self._lookup.find_now([name], 2.0, is_fresh=True)
             if not isinstance(fresh, Found):
                 _raise(fresh)
                 if not is_bad and self._lookup.cache.is_own(name):

@@ -10,6 +10,7 @@ from daemons.client.object_cache import Found, ObjectCache
 from daemons.client.object_format import Footer
 from daemons.client.object_reader import Place
 from daemons.client.sessions import Sessions
+from daemons.client.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash, new_stage_id
 from daemons.protocol.base import Ok
@@ -43,16 +44,22 @@ class ObjectLookup:
         self._namespace = namespace
         self._wants_grants = not has_secret
 
-    def find(
+    def find_now(
         self, names: Sequence[bytes], timeout_s: float, *, is_fresh: bool = False
     ) -> list[Found | McError | None]:
+        """`find`, on this thread."""
+        return self._sessions.run(self.find(names, timeout_s, is_fresh=is_fresh))
+
+    def find(
+        self, names: Sequence[bytes], timeout_s: float, *, is_fresh: bool = False
+    ) -> Steps[list[Found | McError | None]]:
         """None is a miss that is sure. `is_fresh`: not from the cache."""
         found: list[Found | McError | None] = [
             None if is_fresh else self.cache.get(name) for name in names
         ]
         missing = [index for index, each in enumerate(found) if each is None]
         if missing:
-            asked = self._ask([names[index] for index in missing], timeout_s)
+            asked = yield from self._ask([names[index] for index in missing], timeout_s)
             for index, each in zip(missing, asked, strict=True):
                 found[index] = each
         return found
@@ -87,8 +94,7 @@ class ObjectLookup:
             hold_ms=hold_ms,
             wants_grants=self._wants_grants,
         )
-        with self._sessions.borrow() as session:
-            [reply] = session.ask_nodes([(at.control, message)], timeout_s)
+        [reply] = self._sessions.run(ask_nodes([(at.control, message)], timeout_s))
         if isinstance(reply, McError):
             raise reply
         if not isinstance(reply, StageReply) or reply.locations[0] is None:
@@ -97,14 +103,13 @@ class ObjectLookup:
         try:
             yield Place(reply.locations[0], reply.grants[0] if reply.grants else None)
         finally:
-            with self._sessions.borrow() as session:
-                session.ask_nodes([(at.control, Unstage(stage_id=stage_id))], 1.0)
+            self._sessions.run(ask_nodes([(at.control, Unstage(stage_id=stage_id))], 1.0))
 
     def opened(self, name: bytes, sealed: BlockLocation) -> Place:
         """Of what the master named without a grant, what this process can read. Raises Unavailable."""
         if not self._wants_grants:
             return Place(sealed)
-        [found] = self.find([name], 2.0, is_fresh=True)
+        [found] = self.find_now([name], 2.0, is_fresh=True)
         if not isinstance(found, Found) or found.places[0].location.version != sealed.version:
             raise Unavailable(f"{name!r} is just being replaced or deleted")
         return found.places[0]
@@ -112,13 +117,13 @@ class ObjectLookup:
     def report_bad(self, location: BlockLocation, why: str) -> None:
         """The node looks for itself before it drops anything; nobody waits for that."""
         message = BadReplica(hash=location.hash, node=location.node, why=why)
-        with contextlib.suppress(McError), self._sessions.borrow() as session:
-            session.ask_master(message, Ok, 1.0)
+        with contextlib.suppress(McError):
+            self._sessions.run(ask_master(message, Ok, 1.0))
 
     def report_suspect(self, location: BlockLocation, why: str) -> None:
         """Others are preferred until the node's next beat; a master that does not answer now is not waited for."""
-        with contextlib.suppress(McError), self._sessions.borrow() as session:
-            session.ask_master(suspicion(location, why), Ok, _SUSPICION_S)
+        with contextlib.suppress(McError):
+            self._sessions.run(ask_master(suspicion(location, why), Ok, _SUSPICION_S))
 
     def remember(
         self,
@@ -133,7 +138,7 @@ class ObjectLookup:
         until_s = time.monotonic() + (0.0 if self._wants_grants else LEASE_S)
         self.cache.put_own(name, Found([Place(location)], value_bytes, until_s, True, known))
 
-    def _ask(self, names: list[bytes], timeout_s: float) -> list[Found | McError | None]:
+    def _ask(self, names: list[bytes], timeout_s: float) -> Steps[list[Found | McError | None]]:
         deadline_s = time.monotonic() + timeout_s
         message = LocateNames(
             namespace=self._namespace,
@@ -143,8 +148,7 @@ class ObjectLookup:
         )
         while True:
             left_s = max(0.05, deadline_s - time.monotonic())
-            with self._sessions.borrow() as session:
-                reply = session.ask_patiently(message, LocateNamesReply, left_s)
+            reply = yield from ask_patiently(message, LocateNamesReply, left_s)
             states = [NAME_STATES[state] for state in reply.states]
             is_waiting = any(
                 (state == "rebuilding" and not replicas)
@@ -154,7 +158,7 @@ class ObjectLookup:
             )
             if not is_waiting or time.monotonic() + _RETRY_S >= deadline_s:
                 break
-            time.sleep(_RETRY_S)
+            yield Pause(_RETRY_S)
         return self._take(names, states, reply)
 
     def _take(
@@ -195,8 +199,7 @@ class ObjectLookup:
 
     def _ask_chunks(self, keys: list[BlockHash], timeout_s: float) -> list[list[Place]]:
         message = Locate(hashes=keys, lease_ms=int(LEASE_S * 1000), wants_grants=self._wants_grants)
-        with self._sessions.borrow() as session:
-            reply = session.ask_patiently(message, LocateReply, timeout_s)
+        reply = self._sessions.run(ask_patiently(message, LocateReply, timeout_s))
         return _places(reply.replicas, reply.grants)
 
 

@@ -4,15 +4,13 @@ import time
 from collections.abc import Sequence
 
 from daemons.client.object_writer import Item
-from daemons.client.sessions import Session
+from daemons.client.steps import Steps, ask_patiently
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.protocol.replication import MAX_AWAITED, AwaitReplicas, AwaitReplicasReply
 
 
-def await_sealed(
-    session: Session, items: Sequence[Item], min_sealed: int, *, deadline_s: float
-) -> None:
+def await_sealed(items: Sequence[Item], min_sealed: int, *, deadline_s: float) -> Steps[None]:
     """An item that is on fewer hosts at the deadline has Unavailable as its outcome; its value stays readable."""
     wanted = {
         location.hash: location.version
@@ -26,7 +24,7 @@ def await_sealed(
     try:
         for start in range(0, len(hashes), MAX_AWAITED):
             part = hashes[start : start + MAX_AWAITED]
-            counts |= _ask(session, part, wanted, min_sealed, deadline_s)
+            counts |= yield from _ask(part, wanted, min_sealed, deadline_s)
         why = ""
     except McError as error:
         why = f": {error.message}"
@@ -43,15 +41,14 @@ def await_sealed(
 
 
 def _ask(
-    session: Session,
     hashes: list[BlockHash],
     versions: dict[BlockHash, int],
     count: int,
     deadline_s: float,
-) -> dict[BlockHash, int]:
+) -> Steps[dict[BlockHash, int]]:
     message = AwaitReplicas(
         hashes=hashes, versions=[versions[each] for each in hashes], count=count
     )
     left_s = max(0.05, deadline_s - time.monotonic())
-    reply = session.ask_patiently(message, AwaitReplicasReply, left_s)
+    reply = yield from ask_patiently(message, AwaitReplicasReply, left_s)
     return dict(zip(hashes, reply.counts, strict=False))

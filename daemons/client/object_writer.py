@@ -22,11 +22,12 @@ from daemons.client.object_format import (
     pack_manifest,
 )
 from daemons.client.object_source import PutMemory, SourceMemory
-from daemons.client.sessions import Session
+from daemons.client.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently, work
 from daemons.core.errors import (
     Conflict,
     Exhausted,
     McError,
+    Rejected,
     TransferError,
     Unavailable,
 )
@@ -97,7 +98,6 @@ class ObjectPut:
 
     def __init__(
         self,
-        session: Session,
         memory: SourceMemory,
         namespace: bytes,
         *,
@@ -105,7 +105,6 @@ class ObjectPut:
         is_same: IsSame,
         timeout_s: float,
     ) -> None:
-        self._session = session
         self._memory = memory
         self._namespace = namespace
         self._replaces = replaces
@@ -118,50 +117,49 @@ class ObjectPut:
         self._used: PutMemory | None = None
         self._is_unanswered = False
 
-    def run(self, items: Sequence[Item]) -> None:
+    def run(self, items: Sequence[Item]) -> Steps[None]:
         """Every item has its outcome afterwards."""
         self._used = self._memory.open()
         try:
-            self._reserve(items)
+            yield from self._reserve(items)
             mine = [item for item in items if item.outcome is None]
-            self._put_parts([part for item in mine for part in self._first_parts(item)])
+            yield from self._put_parts([part for item in mine for part in self._first_parts(item)])
             cut = [item for item in mine if item.outcome is None and item.chunks]
-            self._put_parts([self._manifest(item) for item in cut])
+            yield from self._put_parts([self._manifest(item) for item in cut])
         except McError as error:
             for item in items:
                 item.outcome = item.outcome or error
         finally:
-            self._give_back(items)
+            yield from self._give_back(items)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def _reserve(self, items: Sequence[Item]) -> None:
+    def _reserve(self, items: Sequence[Item]) -> Steps[None]:
         waiting = list(items)
         while waiting:
-            reply = self._ask_reserve(
+            reply = yield from self._ask_reserve(
                 [NameToReserve(name=i.name, value_bytes=i.value.nbytes) for i in waiting]
             )
-            again = [
-                item
-                for item, reserved in zip(waiting, reply.names, strict=True)
-                if not self._take(item, reserved)
-            ]
+            again = []
+            for item, reserved in zip(waiting, reply.names, strict=True):
+                if not (yield from self._take(item, reserved)):
+                    again.append(item)
             if again and time.monotonic() + _RETRY_S >= self._deadline_s:
                 for item in again:
                     item.outcome = self._late(item, reply)
                 return
             waiting = again
             if waiting:
-                time.sleep(_RETRY_S)
+                yield Pause(_RETRY_S)
 
-    def _take(self, item: Item, reserved: ReservedName) -> bool:
+    def _take(self, item: Item, reserved: ReservedName) -> Steps[bool]:
         """False: ask again."""
         match reserved.status:
             case "reserved":
                 item.version = reserved.version
             case "sealed":
                 assert reserved.location is not None
-                return self._compare(item, reserved.location)
+                return (yield from self._compare(item, reserved.location))
             case "unreachable":
                 item.outcome = Unavailable(
                     f"{_shown(item.name)} is held by nodes that are away; replace it, or wait for them"
@@ -172,9 +170,11 @@ class ObjectPut:
                 return False
         return True
 
-    def _compare(self, item: Item, sealed: BlockLocation) -> bool:
+    def _compare(self, item: Item, sealed: BlockLocation) -> Steps[bool]:
         try:
-            is_same = self._is_same(sealed, item)
+            is_same = yield from work(lambda: self._is_same(sealed, item))
+        except Rejected:
+            raise  # nobody wants to know any more
         except McError:
             return False  # it is just going, or cannot be read now
         item.outcome = (
@@ -195,8 +195,8 @@ class ObjectPut:
 
     def _ask_reserve(
         self, names: list[NameToReserve], *, exclude: Sequence[PutTarget] = ()
-    ) -> ReserveNamesReply:
-        reply = self._session.ask_patiently(
+    ) -> Steps[ReserveNamesReply]:
+        reply = yield from ask_patiently(
             ReserveNames(
                 namespace=self._namespace,
                 names=names,
@@ -212,13 +212,13 @@ class ObjectPut:
         self._chunk_bytes = self._chunk_bytes or reply.chunk_bytes
         return reply
 
-    def _renew(self, items: Sequence[Item]) -> None:
+    def _renew(self, items: Sequence[Item]) -> Steps[None]:
         """Hear which nodes are to be asked now, and that nobody has overtaken us."""
         names = [
             NameToReserve(name=i.name, value_bytes=i.value.nbytes, version=i.version) for i in items
         ]
         try:
-            reply = self._ask_reserve(names)
+            reply = yield from self._ask_reserve(names)
         except Unavailable:
             return  # a master that restarts; the nodes go on
         for item, reserved in zip(items, reply.names, strict=True):
@@ -272,12 +272,12 @@ class ObjectPut:
             wanted=item.wanted,
         )
 
-    def _put_parts(self, parts: Sequence[_Part]) -> None:
+    def _put_parts(self, parts: Sequence[_Part]) -> Steps[None]:
         """Rounds over the nodes that have room, until all are sealed or the time is up."""
         left = list(parts)
         full: set[str] = set()
         while left:
-            self._put_round(left, full)
+            yield from self._put_round(left, full)
             left = [part for part in left if part.why is not None and part.item.outcome is None]
             if not left:
                 return
@@ -287,8 +287,8 @@ class ObjectPut:
                     part.item.outcome = self._explain(part)
                 return
             if len(full) >= len(self._targets):
-                time.sleep(max(_RETRY_S, min(wait_s, 0.5)))
-                self._renew(list({id(p.item): p.item for p in left}.values()))
+                yield Pause(max(_RETRY_S, min(wait_s, 0.5)))
+                yield from self._renew(list({id(p.item): p.item for p in left}.values()))
                 full.clear()
 
     def _is_worth_waiting(self, left: Sequence[_Part], wait_s: float) -> bool:
@@ -297,12 +297,13 @@ class ObjectPut:
             isinstance(part.why, Exhausted | Unavailable | TransferError) for part in left
         )
 
-    def _put_round(self, parts: Sequence[_Part], full: set[str]) -> None:
+    def _put_round(self, parts: Sequence[_Part], full: set[str]) -> Steps[None]:
         """Each part once, at a node that has not refused in this round; several messages to a node one by one."""
         queues = self._share(parts, full)
         while any(queues.values()):
             if time.monotonic() - self._renewed_s > _RENEW_S:
-                self._renew(list({id(p.item): p.item for p in parts if p.item.version}.values()))
+                mine = {id(p.item): p.item for p in parts if p.item.version}
+                yield from self._renew(list(mine.values()))
             sent = [(control, _batch(queue)) for control, queue in queues.items() if queue]
             messages = [
                 (
@@ -315,7 +316,9 @@ class ObjectPut:
                 )
                 for control, batch in sent
             ]
-            replies = self._session.ask_nodes(messages, min(_PUT_TIMEOUT_S, self._left_s()))
+            was_unanswered, self._is_unanswered = self._is_unanswered, True
+            replies = yield from ask_nodes(messages, min(_PUT_TIMEOUT_S, self._left_s()))
+            self._is_unanswered = was_unanswered
             for (control, batch), reply in zip(sent, replies, strict=True):
                 self._heard(control, batch, reply, full)
 
@@ -383,7 +386,7 @@ class ObjectPut:
             retry_after_ms=why.retry_after_ms,
         )
 
-    def _give_back(self, items: Sequence[Item]) -> None:
+    def _give_back(self, items: Sequence[Item]) -> Steps[None]:
         failed = [item for item in items if item.version and isinstance(item.outcome, McError)]
         if self._used is not None:
             if self._is_unanswered:
@@ -399,7 +402,7 @@ class ObjectPut:
                     ],
                     num_chunks=[0 if i.has_manifest else len(i.chunks) for i in failed],
                 )
-                self._session.ask_master(message, Ok, 0.5)
+                yield from ask_master(message, Ok, 0.5)
             except McError:
                 return  # it ends by itself
 

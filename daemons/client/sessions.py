@@ -5,12 +5,12 @@ No thread waits for another one's loop, so that a round trip costs what it costs
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 from daemons.client.channel_pool import ChannelPool
-from daemons.core.errors import McError, ProtocolError, Unavailable
+from daemons.client.steps import AskMaster, AskNodes, Result, Steps, Work
+from daemons.core.errors import McError, Unavailable
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
 from daemons.protocol.messages import Reply
@@ -19,9 +19,6 @@ from daemons.rpc import Channel, Identity, Loop
 
 _MAX_IDLE: Final = 16
 _CONNECT_TIMEOUT_S: Final = 2.0
-_RETRY_S: Final = 0.05
-
-ReplyType = TypeVar("ReplyType", bound=Message)
 
 
 class Sessions:
@@ -37,22 +34,50 @@ class Sessions:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    @contextmanager
-    def borrow(self) -> Iterator["Session"]:
+    def run(self, steps: Steps[Result]) -> Result:
+        """Carry them out on this thread. What goes wrong is theirs to hear of first, an interrupt too."""
+        session: Session | None = None
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    outcome: object
+                    if isinstance(step, AskMaster | AskNodes):
+                        session = session or self._take()
+                        outcome = session.do(step)
+                    elif isinstance(step, Work):
+                        outcome = step.call()
+                    else:
+                        outcome = None
+                        time.sleep(step.seconds)
+                except BaseException as error:  # noqa: BLE001  # thrown in, and out again by the steps
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(outcome)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        finally:
+            if session is not None:
+                self._give_back(session)
+
+    def _take(self) -> "Session":
         with self._lock:
             if self._is_closed:
                 raise Unavailable("this store is closed")
             session = self._idle.pop() if self._idle else None
-        session = session or Session(self)
-        try:
-            yield session
-        finally:
-            with self._lock:
-                is_kept = not self._is_closed and len(self._idle) < _MAX_IDLE
-                if is_kept:
-                    self._idle.append(session)
-            if not is_kept:
-                session.close()
+        return session or Session(self)
+
+    def _give_back(self, session: "Session") -> None:
+        with self._lock:
+            is_kept = not self._is_closed and len(self._idle) < _MAX_IDLE
+            if is_kept:
+                self._idle.append(session)
+        if not is_kept:
+            session.close()
+
+    def old_master(self) -> Unavailable:
+        return Unavailable(f"{self.master} is an older master that a newer one replaced")
 
     def close(self) -> None:
         """Those that are borrowed close when they are given back."""
@@ -78,44 +103,16 @@ class Session:
         )
         self._nodes = ChannelPool(self.loop)
 
-    def ask_patiently(
-        self, message: Message, reply_type: type[ReplyType], timeout_s: float
-    ) -> ReplyType:
-        """`ask_master`, again while it is Unavailable and there is time: for what may be asked twice."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.05, deadline_s - time.monotonic())
-            try:
-                return self.ask_master(message, reply_type, left_s)
-            except Unavailable:
-                if time.monotonic() + _RETRY_S >= deadline_s:
-                    raise
-            time.sleep(_RETRY_S)
-
-    def ask_master(
-        self, message: Message, reply_type: type[ReplyType], timeout_s: float
-    ) -> ReplyType:
-        """Raises the family of McError that it answered with, or Unavailable."""
-        reply = self._call(self._master, message, timeout_s)
-        if self._is_old_master:
-            raise Unavailable(f"{self._shared.master} is an older master that a newer one replaced")
-        if isinstance(reply, McError):
-            raise reply
-        if not isinstance(reply, reply_type):
-            raise ProtocolError(
-                f"{self._shared.master} answered {type(message).__name__} with {type(reply).__name__}; "
-                "is it mc-master?"
-            )
-        return reply
-
-    def ask_nodes(
-        self, asked: Sequence[tuple[str, Message]], timeout_s: float
-    ) -> list[Reply | McError]:
-        """All at once; an answer or an error for each."""
-        if len(asked) == 1:
-            [(to, message)] = asked
-            return [self._call(self._nodes.get(to), message, timeout_s)]
-        return self._ask([(self._nodes.get(to), message) for to, message in asked], timeout_s)
+    def do(self, step: AskMaster | AskNodes) -> Reply | McError | list[Reply | McError]:
+        """Without raising what was answered."""
+        if isinstance(step, AskMaster):
+            reply = self._call(self._master, step.message, step.timeout_s)
+            return self._shared.old_master() if self._is_old_master else reply
+        if len(step.asked) == 1:
+            [(to, message)] = step.asked
+            return [self._call(self._nodes.get(to), message, step.timeout_s)]
+        channels = [(self._nodes.get(to), message) for to, message in step.asked]
+        return self._ask(channels, step.timeout_s)
 
     def close(self) -> None:
         self._master.close()

@@ -1,6 +1,7 @@
 """How processes talk: one loop per thread, servers, channels, events. ZeroMQ lives here and nowhere else."""
 
 from daemons.rpc.client import Channel, Pending
+from daemons.rpc.embedded import Embedded
 from daemons.rpc.events import Published, Publisher, Subscriber, event_or_none
 from daemons.rpc.keys import AllowedList, Identity, KeyPair
 from daemons.rpc.loop import Loop, Timer
@@ -11,6 +12,7 @@ __all__ = [
     "AllowedList",
     "Call",
     "Channel",
+    "Embedded",
     "Identity",
     "KeyPair",
     "Loop",

@@ -12,6 +12,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 
@@ -45,6 +46,14 @@ class Timer:
             self._on_cancelled()
 
 
+class Watcher(Protocol):
+    """Hears which file descriptors tell that a loop is to be turned; each while its socket is open."""
+
+    def watch(self, fd: int) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+
 class Loop:
     """Poll, run what became ready, run due timers, repeat."""
 
@@ -56,6 +65,8 @@ class Loop:
         self.stall_s = 0.0
         """How long the loop did not run before this turn; 0 when it kept time."""
         self.turn = 0
+        self.watcher: Watcher | None = None
+        """Of a loop that another one turns."""
         self.num_errors = 0
         """Handler bugs that were caught; each was logged with its traceback."""
         self._poller = zmq.Poller()
@@ -76,10 +87,14 @@ class Loop:
     ) -> None:
         self._readers[socket] = on_readable
         self._poller.register(socket, zmq.POLLIN)
+        if self.watcher is not None:
+            self.watcher.watch(_fd_of(socket))
 
     def remove_reader(self, socket: "zmq.Socket[bytes] | int") -> None:
         if self._readers.pop(socket, None) is not None:
             self._poller.unregister(socket)
+            if self.watcher is not None:
+                self.watcher.unwatch(_fd_of(socket))
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: object) -> None:
         """Run in the loop's thread, in the order posted. Whoever posts bounds how much it posts."""
@@ -139,11 +154,23 @@ class Loop:
         self._run_timers()
         self._last_turn_s = self.clock()
 
-    def turn_if_due(self) -> None:
-        """`run_once` without waiting, where it would do anything."""
+    @property
+    def next_due_s(self) -> float:
+        """Until its next timer; infinite without one."""
+        return max(0.0, self._timers[0][0] - self.clock()) if self._timers else math.inf
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when something was posted."""
+        return self._event_fd
+
+    def turn_if_due(self) -> bool:
+        """`run_once` without waiting; False where it would do nothing."""
         has_due = bool(self._timers) and self._timers[0][0] <= self.clock()
-        if has_due or self._posted or self._poller.poll(0):
+        is_due = has_due or bool(self._posted) or bool(self._poller.poll(0))
+        if is_due:
             self.run_once(0.0)
+        return is_due
 
     def hears_only(self, socket: "zmq.Socket[bytes]", wait_s: float) -> bool:
         """Wait for this socket to be readable; False when time is up or anything else happens first."""
@@ -201,3 +228,7 @@ class Loop:
             self._timers = [each for each in self._timers if each[2].callback is not None]
             heapq.heapify(self._timers)
             self._num_cancelled = 0
+
+
+def _fd_of(socket: "zmq.Socket[bytes] | int") -> int:
+    return socket if isinstance(socket, int) else int(socket.getsockopt(zmq.FD))
