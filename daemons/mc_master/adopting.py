@@ -1,6 +1,6 @@
 """Who reads the object tier of a node that is out: a store that many machines reach is lost with none of them.
 
-Nothing here is remembered over a restart of the master: a node that is away then is adopted when it has come and gone.
+Which nodes have such a tier outlives the master: one that is away when a master starts has the usual time to come back.
 """
 
 import logging
@@ -8,10 +8,12 @@ from typing import Final
 
 from daemons.conductor.membership import Member
 from daemons.core.ids import NodeId
+from daemons.mc_master.kept_nodes import KeptNodes
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import AdoptObjects
 
 ADOPT_INTERVAL_S: Final = 0.5
+_FILE: Final = "object_nodes"
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +23,10 @@ class Adopting:
 
     def __init__(self, state: MasterState) -> None:
         self._state = state
-        self._owners: set[NodeId] = set()
+        self._owners = KeptNodes(state.directory_path / _FILE)
         """Nodes that have, or had, an object tier."""
-        self._due_s: dict[NodeId, float] = {}
+        out_s = state.now_s() + state.config.pool.rebuild_delay_s
+        self._due_s = dict.fromkeys(self._owners, out_s)
         """Of those that are away: when they are out."""
         self._adopters: dict[NodeId, NodeId] = {}
         """By owner."""
@@ -54,7 +57,8 @@ class Adopting:
             for each in self._state.membership
             if each.state == "alive" and "object" in each.tiers
         ]
-        self._owners.update(each.node.node for each in able)
+        for each in able:
+            self._owners.add(each.node.node)
         now_s = self._state.now_s()
         due = [owner for owner, due_s in self._due_s.items() if due_s <= now_s]
         ready = [each for each in able if not each.is_draining]

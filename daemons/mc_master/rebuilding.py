@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from daemons.core.ids import Incarnation, NodeId
+from daemons.mc_master.kept_nodes import KeptNodes
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +21,11 @@ class Rebuilding:
     """Over once and for all when it is over."""
 
     def __init__(self, directory: Path, incarnation: Incarnation, limit_s: float) -> None:
-        self._path = directory / _FILE
-        self._known = _read(self._path)
+        self._known = KeptNodes(directory / _FILE)
+        """Lost ones only mean that an object may count as missing too early."""
         self._awaited = set(self._known)
         self._limit_s = limit_s
-        self._settle_s = 0.0 if self._known or incarnation == 1 else _SETTLE_S
+        self._settle_s = 0.0 if self._awaited or incarnation == 1 else _SETTLE_S
         self._is_over = False
 
     def is_on(self, age_s: float) -> bool:
@@ -40,9 +41,7 @@ class Rebuilding:
         """A cache node that will announce what it has."""
         if not self._is_over:
             self._awaited.add(node)
-        if node not in self._known:
-            self._known.add(node)
-            self._write()
+        self._known.add(node)
 
     def announced(self, node: NodeId) -> None:
         """All that it has, or it is gone."""
@@ -51,25 +50,4 @@ class Rebuilding:
     def left(self, node: NodeId) -> None:
         """Nobody is to wait for it after the next start."""
         self._awaited.discard(node)
-        if node in self._known:
-            self._known.remove(node)
-            self._write()
-
-    def _write(self) -> None:
-        """A crash leaves the old ids or these; lost ones only mean that an object may count as missing too early."""
-        fresh = self._path.with_suffix(".new")
-        try:
-            fresh.write_text("".join(f"{node}\n" for node in sorted(self._known)), "utf-8")
-            fresh.replace(self._path)
-        except OSError as error:
-            log.warning("known nodes not kept path=%s why=%s", self._path, error.strerror)
-
-
-def _read(path: Path) -> set[NodeId]:
-    try:
-        return {NodeId(line) for line in path.read_text("utf-8").splitlines() if line}
-    except FileNotFoundError:
-        return set()
-    except (OSError, UnicodeDecodeError) as error:
-        log.warning("known nodes not read path=%s why=%s", path, error)
-        return set()
+        self._known.remove(node)

@@ -10,6 +10,7 @@ from kit.pool import short_directory
 from kit.replicated_pool import ReplicatedPool
 
 from daemons.client.staging import staged
+from daemons.core.errors import McError
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockFilter
 
@@ -52,6 +53,26 @@ def test_another_node_reads_the_objects_of_one_that_is_out_until_it_is_back(
     pool.nodes["n0"].start()
     wait_for(lambda: ("n0", "object") in places(pool, hashes), 30, "back")
     wait_for(lambda: ("n1", "object") not in places(pool, hashes), 20, "given back")
+    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+        assert pool.read_at(here) == NUM_BLOCKS
+
+
+def test_a_master_that_starts_while_the_owner_is_away_has_its_objects_adopted(
+    pool: ReplicatedPool,
+) -> None:
+    hashes = pool.put("n0", range(16 * NUM_BLOCKS))
+    wait_for(lambda: places(pool, hashes) == {("n0", "dram"), ("n0", "object")}, 20, "written")
+    pool.nodes["n0"].kill()
+    pool.master.kill()
+    pool.master.start()
+
+    def is_adopted() -> bool:
+        try:
+            return places(pool, hashes) == {("n1", "object")}
+        except McError:  # it is just starting
+            return False
+
+    wait_for(is_adopted, 40, "adopted")
     with staged(pool.match(hashes).locations, timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 

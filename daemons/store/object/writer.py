@@ -14,6 +14,7 @@ from daemons.store.lower.waiting import fail, finish
 from daemons.store.object.catalog import Part
 from daemons.store.object.choosing import choose_victim
 from daemons.store.object.compacting import Compactor
+from daemons.store.object.life import Life
 from daemons.store.object.manifest import Entry, part_name
 from daemons.store.object.opening import Opened, open_parts
 from daemons.store.object.packing import pack_sources
@@ -39,6 +40,7 @@ class PartWriter:
         self._sweeper = Sweeper(shared)
         self._uploader = Uploader(shared)
         self._compactor = Compactor(shared, self._sweeper, self._upload, on_dropped)
+        self._life = Life(shared.bucket, shared.clock, random_bits)
         self._number = 0
         self._part_id = 0
         self.is_compact = False
@@ -53,6 +55,7 @@ class PartWriter:
             if not shared.is_open:
                 self._open()
                 return True
+            self._life.check()
             did = self._sweeper.settle()
             did = self._write_next() or self._adopt() or did
             if did:
@@ -69,7 +72,9 @@ class PartWriter:
 
     def _open(self) -> None:
         shared = self._shared
+        ended = self._life.begin()
         opened = open_parts(shared.bucket, shared.clock(), lambda: shared.is_closed)
+        opened.garbage.extend(ended)
         if shared.is_closed:
             raise Unavailable(GONE)
         with shared.lock:

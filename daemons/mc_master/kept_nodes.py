@@ -1,0 +1,52 @@
+"""A set of node ids that outlives the master: a small file of lines in its state directory."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from daemons.core.ids import NodeId
+
+log = logging.getLogger(__name__)
+
+
+class KeptNodes:
+    """For what a master can do without: one that cannot be read or written is logged, and is empty or as it was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._nodes = _read(path)
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._nodes
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(self._nodes)
+
+    def add(self, node: NodeId) -> None:
+        if node not in self._nodes:
+            self._nodes.add(node)
+            self._write()
+
+    def remove(self, node: NodeId) -> None:
+        if node in self._nodes:
+            self._nodes.remove(node)
+            self._write()
+
+    def _write(self) -> None:
+        """A crash leaves the old ids or these."""
+        fresh = self._path.with_suffix(".new")
+        try:
+            fresh.write_text("".join(f"{node}\n" for node in sorted(self._nodes)), "utf-8")
+            fresh.replace(self._path)
+        except OSError as error:
+            log.warning("nodes not kept path=%s why=%s", self._path, error.strerror)
+
+
+def _read(path: Path) -> set[NodeId]:
+    try:
+        return {NodeId(line) for line in path.read_text("utf-8").splitlines() if line}
+    except FileNotFoundError:
+        return set()
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("kept nodes not read path=%s why=%s", path, error)
+        return set()
