@@ -4,7 +4,8 @@ Reuse never changes a token. For one model, dtype and thread count, KV and logit
 are bit-equal whatever prefix was reused and whatever shares the batch, because
   - chunks end at fixed multiples of the grid, counted from position 0;
   - a row attends to keys padded (and masked) to the end of its chunk;
-  - products and attention run only at row counts tried to give equal rows (linear.py, attention.py).
+  - products and attention run only at row counts tried to give equal rows (linear.py, attention.py);
+  - a fresh prompt's whole chunks share one pass only where that was tried to be equal (wide.py).
 Measured (torch 2.13 CPU, 1 thread, AVX-512 with AMX; SmolLM2-135M and random models of each family):
 decode steps follow the same rules, and the KV they write equals bit for bit what prefill of the
 same tokens writes, in float32 and bfloat16, alone and in company. That costs a few per cent of a
@@ -31,6 +32,7 @@ from daemons.engine.model_files import read_json
 from daemons.engine.models import read_decoder_config
 from daemons.engine.models.decoder import LOGIT_ROWS, Decoder
 from daemons.engine.slots import round_up
+from daemons.engine.wide import WidePass
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Runner:
             self.model = Decoder(config, weights, self.max_positions)
             self.attention = Attention(config, arena, self.max_positions)
             self.decode_attention = DecodeAttention(config, arena, self.attention)
+            self.wide = WidePass(self.model, arena.rows)
         give_back_free_memory()
 
     def numerics_id(self) -> str:
@@ -107,7 +110,7 @@ class Runner:
         start: int = 0,
         hooks: PrefillHooks | None = None,
     ) -> "Prefill":
-        """The same in steps of one chunk, so that prompts may take turns."""
+        """The same in steps, so that prompts may take turns."""
         if not 0 <= start < len(tokens) <= min(slot.capacity_tokens, self.max_positions):
             raise ValueError(
                 f"cannot prefill [{start}, {len(tokens)}) of a slot of {slot.capacity_tokens}, "
@@ -160,10 +163,17 @@ class Prefill:
     def step(self) -> torch.Tensor | None:
         """Compute up to the next chunk boundary; logits [vocab] after the last. Cost: one chunk.
 
-        Rows run last position first, as attention wants them.
+        The first step of a fresh prompt goes as far as one wide pass does. Else rows run last
+        position first, as attention wants them.
         """
         runner, start = self._runner, self.position
         runner.enter()
+        end = runner.wide.num_tokens(len(self._tokens)) if start == 0 else 0
+        if end:
+            finish_chunk(self._slot, end)
+            tokens = self._tokens[:end].to(runner.device)
+            hidden = runner.wide.run(self._slot, tokens, self._begin, self._hooks.after_layer)
+            return self._reach(end, hidden[-1:])
         end = min(round_up(start + 1), len(self._tokens))
         rows = end - start
         finish_chunk(self._slot, end)
@@ -173,19 +183,25 @@ class Prefill:
         hidden = runner.model.forward(
             tokens.to(runner.device), positions.to(runner.device), self._attend
         )
+        return self._reach(end, hidden[:1])
+
+    def _reach(self, end: int, last: torch.Tensor) -> torch.Tensor | None:
+        """`last`: hidden states [1, hidden] of position end - 1."""
         self.position = end
         if end < len(self._tokens):
             return None
-        last = hidden[:1].expand(LOGIT_ROWS, -1).contiguous()
-        return runner.model.logits(last)[0]
+        return self._runner.model.logits(last.expand(LOGIT_ROWS, -1).contiguous())[0]
 
-    def _attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
+    def _begin(self, layer: int) -> None:
         if self._hooks.is_cancelled():
             raise Cancelled(f"prefill cancelled at position {self.position}, layer {layer}")
         if self.position == self._start:
             self._hooks.before_layer(layer)
+
+    def _attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        self._begin(layer)
         start = self.position
         end = min(round_up(start + 1), len(self._tokens))
         self._slot.keys[layer][start:end] = k[: end - start].flip(0)

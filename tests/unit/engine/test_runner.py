@@ -163,12 +163,15 @@ def test_layers_load_and_leave_one_by_one(make_tiny: Any, make_runner: MakeRunne
     assert hooks.calls == [call for pair in first for call in pair] + later
 
 
-def test_prompts_take_turns_chunk_by_chunk(make_tiny: Any, make_runner: MakeRunner) -> None:
+def test_prompts_take_turns_step_by_step(make_tiny: Any, make_runner: MakeRunner) -> None:
     runner = make_runner(make_tiny("qwen3").path)
     prompts = [prompt(600, 1), prompt(300, 2)]
     with slots(runner, 600, 600) as taken:
         alone = [runner.prefill(slot, p) for slot, p in zip(taken, prompts, strict=True)]
-        steps = [runner.start_prefill(slot, p) for slot, p in zip(taken, prompts, strict=True)]
+        steps = [
+            runner.start_prefill(slot, p, start)
+            for slot, p, start in zip(taken, prompts, (64, 0), strict=True)
+        ]
         assert [step.step() is None for step in steps] == [True, True]
         assert steps[0].position == 256
         assert torch.equal(steps[1].step(), alone[1])

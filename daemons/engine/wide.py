@@ -1,0 +1,107 @@
+"""The whole chunks of a fresh prompt in one pass, layer by layer; bit-equal to chunk by chunk, and faster.
+
+A layer's weights are read once for all rows, and one causal attention call serves them, which packs keys once and
+needs no mask. Products still run a chunk at a time. Whether the one call rounds like the chunks' calls is tried at
+load; where it does not, prompts go chunk by chunk.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from daemons.engine.attention import Masks, cancelling_probe
+from daemons.engine.geometry import CHUNK_TOKENS
+from daemons.engine.kv_arena import KvSlot
+from daemons.engine.models.config import DecoderConfig
+from daemons.engine.models.decoder import Decoder
+
+# Bounds the memory of a pass: a few rows of hidden states a token.
+MAX_CHUNKS: Final = 32
+# The kernel takes rows by 64 up to two chunks, by 256 from three; keys by 512, so the last one may be half a block.
+PROBE_CHUNKS: Final = (2, 3, 4)
+
+LayerBegins = Callable[[int], object]
+"""(layer): asked before it is computed; may raise to give up."""
+LayerEnds = Callable[[int, int, int], object]
+"""(layer, start, end): KV of these positions is in the slot."""
+
+
+class WidePass:
+    """What passes share; `num_tokens` says how far one would go."""
+
+    def __init__(self, model: Decoder, like: torch.Tensor) -> None:
+        self._model = model
+        # Kernels of an accelerator have their own ways with a mask of none.
+        self._is_usable = not like.is_cuda and is_causal_equal(model.config, like)
+
+    def num_tokens(self, prompt_tokens: int) -> int:
+        """Positions from 0 on that `run` would compute; 0 where it may not."""
+        return min(prompt_tokens // CHUNK_TOKENS, MAX_CHUNKS) * CHUNK_TOKENS * self._is_usable
+
+    def run(
+        self, slot: KvSlot, tokens: torch.Tensor, begins: LayerBegins, ends: LayerEnds
+    ) -> torch.Tensor:
+        """Compute positions [0, len(tokens)), whole chunks; hidden states of the last chunk, in order of position."""
+        model, num_tokens = self._model, len(tokens)
+        spans = [(at, at + CHUNK_TOKENS) for at in range(0, num_tokens, CHUNK_TOKENS)]
+        chunks = [model.embed(tokens[start:end]) for start, end in spans]
+        config = model.config
+        queries = chunks[0].new_empty(num_tokens, config.num_heads, config.head_dim)
+        for layer in range(config.num_layers):
+            begins(layer)
+            for (start, end), hidden in zip(spans, chunks, strict=True):
+                rotation = model.rope.cos[start:end], model.rope.sin[start:end]
+                queries[start:end], slot.keys[layer][start:end], slot.values[layer][start:end] = (
+                    model.heads(layer, hidden, rotation)
+                )
+            ends(layer, 0, num_tokens)
+            keys, values = (x[:num_tokens] for x in (slot.keys[layer], slot.values[layer]))
+            attended = attend(queries, keys, values).flatten(1)
+            for (start, end), hidden in zip(spans, chunks, strict=True):
+                model.after_attention(layer, hidden, attended[start:end])
+        return chunks[-1]
+
+
+def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Causal attention of all rows [row, head, d] over keys and values [row, kv_head, d]."""
+    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    attended = functional.scaled_dot_product_attention(
+        q, keys, values, is_causal=True, enable_gqa=True
+    )
+    return attended[0].transpose(0, 1)
+
+
+def is_causal_equal(config: DecoderConfig, like: torch.Tensor) -> bool:
+    """Whether one causal call gives the bits of a masked call for each chunk."""
+    return all(
+        torch.equal(wide, torch.cat(list(chunks)))
+        for wide, chunks in (probe(config, num_chunks, like) for num_chunks in PROBE_CHUNKS)
+    )
+
+
+def probe(
+    config: DecoderConfig, num_chunks: int, like: torch.Tensor
+) -> tuple[torch.Tensor, Iterable[torch.Tensor]]:
+    """The rows of one call, and those of the chunks' calls, in order of position."""
+    num_keys = num_chunks * CHUNK_TOKENS
+    heads, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
+    q, k, v = cancelling_probe(config.head_dim, num_keys, like, heads, group)
+    # Rows, keys and values as they lie in a pass and in a slot: [position, head, d].
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (q.repeat(1, 1, num_chunks, 1), k, v))
+    masks = Masks(num_keys, like)
+
+    def chunk(end: int) -> torch.Tensor:
+        rows = q[end - CHUNK_TOKENS : end].flip(0).transpose(0, 1)[None]
+        attended = functional.scaled_dot_product_attention(
+            rows,
+            k[:end].transpose(0, 1)[None],
+            v[:end].transpose(0, 1)[None],
+            attn_mask=masks.rows(end, CHUNK_TOKENS, end),
+            enable_gqa=True,
+        )
+        return attended[0].transpose(0, 1).flip(0)
+
+    ends = range(CHUNK_TOKENS, num_keys + 1, CHUNK_TOKENS)
+    return attend(q, k, v), (chunk(end) for end in ends)
