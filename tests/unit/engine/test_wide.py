@@ -6,7 +6,8 @@ import torch
 
 from daemons.engine import wide
 from daemons.engine.kv_arena import KvArena
-from daemons.engine.runner import Runner, read_geometry
+from daemons.engine.models import read_geometry
+from daemons.engine.runner import Runner
 from daemons.engine.wide import WidePass
 
 MakeRunner = Callable[..., Runner]
