@@ -22,7 +22,7 @@ class KvSlot(Slot):
     # moves it; memory beyond may hold what an earlier sequence or a torn transfer left.
     finite_tokens: int = 0
     _views: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    _views_kind: tuple[int, bool] = (0, False)
+    _viewed_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.keys = [self.kv[layer, 0] for layer in range(self.geometry.num_layers)]
@@ -32,17 +32,12 @@ class KvSlot(Slot):
         """The same place as an index into `KvArena.rows`."""
         return self.half_offset(layer, half, token) // self.geometry.bytes_per_token_layer_half
 
-    def attention_views(
-        self, num_tokens: int, *, is_fused: bool = False
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each layer's first keys and values as [1, kv_head, token, head_dim], or fused as
-        [1, 1, token, kv_head * head_dim]; kept until asked for others, as making them costs a
-        decode step more than its bookkeeping."""
-        if self._views_kind != (num_tokens, is_fused):
-            halves = self.kv[:, :, :num_tokens]
-            heads = halves.flatten(3)[:, :, None] if is_fused else halves.transpose(2, 3)
+    def attention_views(self, num_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's first keys and values as [1, kv_head, token, head_dim]; kept until asked for others."""
+        if self._viewed_tokens != num_tokens:
+            heads = self.kv[:, :, :num_tokens].transpose(2, 3)
             self._views = [(layer[0], layer[1]) for layer in heads.unsqueeze(2)]
-            self._views_kind = (num_tokens, is_fused)
+            self._viewed_tokens = num_tokens
         return self._views
 
 

@@ -49,14 +49,19 @@ class TorchEngine:
         return Sampler(sampling).sample(logits, position=len(tokens))
 
     def decode(self, step: Many[Sequence]) -> list[int]:
+        # Rows whose slots are neighbours may share attention calls.
+        order = sorted(range(len(step)), key=lambda row: step[row].slot.offset_bytes)
+        rows = [step[row] for row in order]
         logits = self.runner.decode(
-            [DecodeRow(_own(each.slot), each.tokens[-1], each.position) for each in step]
+            [DecodeRow(_own(each.slot), each.tokens[-1], each.position) for each in rows]
         )
-        return sample_batch(
-            [Sampler(each.sampling) for each in step],
+        sampled = sample_batch(
+            [Sampler(each.sampling) for each in rows],
             logits,
-            [each.position + 1 for each in step],
+            [each.position + 1 for each in rows],
         )
+        tokens = dict(zip(order, sampled, strict=True))
+        return [tokens[row] for row in range(len(step))]
 
     def upload(self, slot: Slot, start: int, end: int, layer: int | None = None) -> None:
         self.staging.upload(_own(slot), start, end, layer)

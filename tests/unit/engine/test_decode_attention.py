@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from daemons.engine.attention import Attention
-from daemons.engine.decode_attention import DecodeAttention, DecodeForm, RowProbe, Span, choose_form
-from daemons.engine.geometry import KvGeometry
+from daemons.engine.decode_attention import (
+    DecodeAttention,
+    DecodeForm,
+    RowProbe,
+    Run,
+    Span,
+    choose_form,
+)
+from daemons.engine.geometry import KvDtype, KvGeometry
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models.config import DecoderConfig, RopeConfig
 
@@ -41,7 +48,7 @@ def test_a_form_attends_as_defined(form: DecodeForm, position: int, slot: KvSlot
     assert position < num_keys <= position + 64
     mask = torch.zeros(form.num_rows, num_keys)
     mask[:, position + 1 :] = float("-inf")
-    keys, values = slot.attention_views(num_keys, is_fused=form.is_fused)[0]
+    ((keys, values),) = form.views(slot.kv.view(-1, 2, 16), Run(slot, 1, 0, num_keys))
     out = form.by_head(form.attend(calls, keys, values, mask)).reshape(6, 16)
     for head in range(6):
         weights = (slot.keys[0][: position + 1, head // 3] @ q[0, head] / 4).softmax(dim=0)
@@ -65,6 +72,28 @@ def test_rows_cross_key_grids_as_in_their_chunk(slot: KvSlot) -> None:
             )
             assert torch.equal(out[0], whole[row])
             assert out.shape == (4, 96)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_share_a_call_equal_rows_alone(dtype: KvDtype) -> None:
+    torch.manual_seed(0)
+    arena = KvArena(KvGeometry(1, 2, 16, dtype), 4096)
+    taken = [arena.allocate(tokens) for tokens in (512, 512, 512, 256, 512, 512)]
+    for slot in taken:
+        slot.kv.normal_()
+    decoding = DecodeAttention(CONFIG, arena, Attention(CONFIG, arena, 512))
+    # Two spaced alike, one that reads more keys; then one of another size; then two, the later one first.
+    rows = [(0, 65), (1, 70), (2, 300), (3, 100), (5, 100), (4, 101)]
+    spans = [Span(taken[slot], position) for slot, position in rows]
+    assert [run.length for run in decoding.runs(spans)] == [2, 1, 1, 1, 1]
+    assert [run.length for run in decoding.runs([*spans[:4], spans[5], spans[4]])] == [2, 1, 1, 2]
+    q, k, v = (torch.randn(6, heads, 16).to(arena.rows) for heads in (6, 2, 2))
+    together = decoding.step(spans).attend(0, q, k, v)
+    for row, span in enumerate(spans):
+        one = slice(row, row + 1)
+        assert torch.equal(
+            decoding.step([span]).attend(0, q[one], k[one], v[one])[0], together[row]
+        )
 
 
 def test_where_no_cheaper_form_agrees_rows_run_as_in_a_chunk(

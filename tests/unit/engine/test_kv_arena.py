@@ -59,10 +59,6 @@ def test_attention_views_follow_the_length_asked_for() -> None:
         assert keys.shape == values.shape == (1, 3, num_tokens, 4)
         assert keys.data_ptr() == slot.keys[1].data_ptr()
         assert values.data_ptr() == slot.values[1].data_ptr()
-        keys, values = slot.attention_views(num_tokens, is_fused=True)[1]
-        assert keys.shape == values.shape == (1, 1, num_tokens, 12)
-        assert keys.data_ptr() == slot.keys[1].data_ptr()
-        assert values.data_ptr() == slot.values[1].data_ptr()
 
 
 def test_too_little_memory_is_refused() -> None:
