@@ -11,7 +11,7 @@ the kernel still works sequence by sequence, but is entered once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final
 
 import torch
@@ -155,7 +155,10 @@ class DecodeStep:
         self._num_rows = len(spans)
         calls = form.new_queries(len(spans), self._arena_rows)
         self._queries = form.by_head(calls)
-        self._calls = calls.split([run.length for run, _ in runs])
+        ends = list(accumulate(run.length for run, _ in runs))
+        self._calls = [
+            calls[end - run.length : end] for end, (run, _) in zip(ends, runs, strict=True)
+        ]
         self._views = [views for _, views in runs]
         self._masks: list[torch.Tensor] = []
         of_rows = iter(spans)
