@@ -68,6 +68,16 @@ STORE_COLUMNS = [
 ]
 
 
+STORE_BESIDE_COLUMNS = [
+    Column("measure", lambda row: row.what),
+    Column("bytes go by", lambda row: row.way),
+    Column("ours", lambda row: f"{row.ours:.2f}", is_number=True),
+    Column("published", lambda row: f"{row.published:.2f}", is_number=True),
+    Column("unit", lambda row: row.unit),
+    Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
+]
+
+
 SSD_COLUMNS = [
     Column("measure", lambda row: row.what),
     Column("size", lambda row: format_size(row.size_bytes), is_number=True),

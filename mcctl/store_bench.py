@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Final
 
@@ -20,8 +21,10 @@ from daemons.client.objects import Store
 from daemons.client.round_trip import bare_round_trips
 from daemons.core.errors import Unavailable
 from daemons.core.units import KIB, MIB
+from mcctl import store_beside
+from mcctl.store_beside import StoreBesideRow
+from mcctl.store_timing import Progress, timed
 
-Progress = Callable[[str], object]
 NAMESPACE: Final = "mcctl bench store"
 _SMALL: Final = 4 * KIB
 _BATCH: Final = 128
@@ -56,6 +59,8 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: list[StoreRow]
     writers: list[WritersRow]
+    beside: list[StoreBesideRow] = []
+    """With --beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class StorePlan:
     rounds: int
     writers: Sequence[int]
     seconds: float
+    beside: Path | None = None
+    """A Python that has the published store's wheel."""
 
 
 def run(master: str, plan: StorePlan, progress: Progress) -> StoreResult:
@@ -82,7 +89,10 @@ def run(master: str, plan: StorePlan, progress: Progress) -> StoreResult:
     for count in plan.writers:
         progress(f"{count} writers")
         writers.append(_writers(master, count, plan.seconds))
-    return StoreResult(rows=rows, writers=writers)
+    beside: list[StoreBesideRow] = []
+    if plan.beside is not None:
+        beside = store_beside.run(master, plan.beside, plan.rounds, progress)
+    return StoreResult(rows=rows, writers=writers, beside=beside)
 
 
 def _small(store: Store, plan: StorePlan) -> list[StoreRow]:
@@ -93,8 +103,8 @@ def _small(store: Store, plan: StorePlan) -> list[StoreRow]:
         for index, name in enumerate(names):
             measured = {
                 "limit": round_trip(),
-                "put": _timed(lambda name=name: store.put(name, value)),  # type: ignore[misc]
-                "get": _timed(lambda name=name: store.get(name)),  # type: ignore[misc]
+                "put": timed(lambda name=name: store.put(name, value)),  # type: ignore[misc]
+                "get": timed(lambda name=name: store.get(name)),  # type: ignore[misc]
             }
             if index >= _WARM_UP:
                 for key, seconds in measured.items():
@@ -131,8 +141,8 @@ def _batch(store: Store, plan: StorePlan) -> StoreRow:
 
     ours, limits = [], []
     for _ in range(plan.rounds + _WARM_ROUNDS):
-        limits.append(_timed(copy_and_hash))
-        ours.append(_timed(lambda: store.get_into_many(wanted)))
+        limits.append(timed(copy_and_hash))
+        ours.append(timed(lambda: store.get_into_many(wanted)))
     if not np.array_equal(target, source):
         raise Unavailable("the batch did not come back whole; is the pool too small for 128 MiB?")
     gb = _BATCH * MIB / 1e9
@@ -153,7 +163,7 @@ def _exists(store: Store, plan: StorePlan) -> StoreRow:
     with bare_round_trips() as round_trip:
         for _ in range(10 * plan.rounds):
             limits.append(round_trip())
-            times.append(_timed(lambda: store.exists_many(names)))
+            times.append(timed(lambda: store.exists_many(names)))
     return StoreRow(
         what="exists, 1000 names a call",
         value=_NAMES / median(times) / 1e6,
@@ -172,7 +182,7 @@ def _writers(master: str, count: int, seconds: float) -> WritersRow:
     def look_up() -> None:
         with Store(master, namespace=NAMESPACE, timeout_s=20.0) as store:
             while not is_over.is_set():
-                lookups.append(_timed(lambda: store.exists_many(["w0-0"])))
+                lookups.append(timed(lambda: store.exists_many(["w0-0"])))
                 time.sleep(0.002)
 
     thread = threading.Thread(target=look_up)
@@ -218,9 +228,3 @@ def _run_writers(arguments: list[str], count: int) -> list[float]:
         for process in processes:
             process.kill()
             process.wait()
-
-
-def _timed(work: Callable[[], object]) -> float:
-    started_s = time.perf_counter()
-    work()
-    return time.perf_counter() - started_s

@@ -28,6 +28,7 @@ from mcctl.bench_tables import (
     CONDUCTOR_COLUMNS,
     SERVE_COLUMNS,
     SSD_COLUMNS,
+    STORE_BESIDE_COLUMNS,
     STORE_COLUMNS,
     TRANSFER_COLUMNS,
     WRITER_COLUMNS,
@@ -42,6 +43,7 @@ from mcctl.openai_stream import OpenAiClient
 from mcctl.oracle import Oracle
 from mcctl.output_schema import prints
 from mcctl.plot_file import check_plot, write_plot
+from mcctl.published_store import published_master
 from mcctl.serve_bench import (
     DECODE_CONTEXT,
     QUICK_PREFIXES,
@@ -323,17 +325,31 @@ def store(
     running: Annotated[
         bool, typer.Option("--running", help="The cluster of --endpoint, not one of its own.")
     ] = False,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PYTHON",
+            help="A Python with the published store's wheel, which is measured in turns.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
 ) -> None:
     """Named objects: 4 KiB, batches, look-ups, writers side by side. Each beside a limit of the same run.
 
     Starts a master and two cache nodes for it; with --running it measures a cluster that is there.
+    With --beside it also runs the published Mooncake Store on this machine, by bin/python of an environment with its
+    wheel, mooncake-transfer-engine-non-cuda.
 
     \b
     Example: mcctl bench store
     Example: mcctl bench store --running --endpoint tcp://10.0.0.1:7700 --writers 1,8
+    Example: mcctl bench store --writers 0 --beside ~/published/bin/python
     """
     settings = settings_of(context)
-    plan = store_bench.StorePlan(rounds, _numbers(writers), seconds)
+    if beside is not None:
+        published_master(beside)
+    plan = store_bench.StorePlan(rounds, _numbers(writers), seconds, beside)
     with render.progress("starting cache nodes") as progress, ExitStack() as stack:
         master = settings.master
         if not running:
@@ -343,6 +359,10 @@ def store(
     render.show_table("store", STORE_COLUMNS, result.rows, on_stderr=is_json)
     if result.writers:
         render.show_table("writers of 1 MiB", WRITER_COLUMNS, result.writers, on_stderr=is_json)
+    if result.beside:
+        render.show_table(
+            "beside the published store", STORE_BESIDE_COLUMNS, result.beside, on_stderr=is_json
+        )
     if is_json:
         render.emit_json(result)
 
