@@ -30,8 +30,14 @@ from daemons.store.runs import in_memory, runs_of
 from daemons.transfer.capability import MAX_RANGES
 
 LEASE_S: Final = 10.0
+TRUST_S: Final = 1.0
+"""In which a get of a place that is known asks nobody. A node that is stopped cannot void what was replaced elsewhere:
+for so long its reader does not notice.
+"""
 _SUSPICION_S: Final = 0.05
 _RETRY_S: Final = 0.05
+_RETRIES_S: Final = (0.005, 0.01, 0.02)
+"""At first: nodes report what they sealed within milliseconds."""
 _PAGE_CHUNKS: Final = 4096
 
 
@@ -43,6 +49,8 @@ class ObjectLookup:
         self._sessions = sessions
         self._namespace = namespace
         self._wants_grants = not has_secret
+        self._needs_grants: bool | None = None if self._wants_grants else False
+        """Whether the cluster has a secret that this process does not know; None until the master has named a place."""
 
     def find_now(
         self, names: Sequence[bytes], timeout_s: float, *, is_fresh: bool = False
@@ -107,7 +115,7 @@ class ObjectLookup:
 
     def opened(self, name: bytes, sealed: BlockLocation) -> Place:
         """Of what the master named without a grant, what this process can read. Raises Unavailable."""
-        if not self._wants_grants:
+        if self._needs_grants is False:
             return Place(sealed)
         [found] = self.find_now([name], 2.0, is_fresh=True)
         if not isinstance(found, Found) or found.places[0].location.version != sealed.version:
@@ -134,12 +142,13 @@ class ObjectLookup:
     ) -> None:
         """What a node said when it sealed our put."""
         known = {i: [Place(chunk)] for i, chunk in enumerate(chunks) if chunk is not None}
-        # Only the version, where it takes a grant to read it.
-        until_s = time.monotonic() + (0.0 if self._wants_grants else LEASE_S)
+        # Only the version, where it takes a grant to read it. Tried while that is not known: it is refused at once.
+        until_s = time.monotonic() + (0.0 if self._needs_grants else TRUST_S)
         self.cache.put_own(name, Found([Place(location)], value_bytes, until_s, True, known))
 
     def _ask(self, names: list[bytes], timeout_s: float) -> Steps[list[Found | McError | None]]:
         deadline_s = time.monotonic() + timeout_s
+        pauses = iter(_RETRIES_S)
         message = LocateNames(
             namespace=self._namespace,
             names=names,
@@ -153,18 +162,25 @@ class ObjectLookup:
             is_waiting = any(
                 (state == "rebuilding" and not replicas)
                 or self._is_overtaken(name, replicas)
-                or (self._wants_grants and state == "absent" and self.cache.is_own(name))
+                or (
+                    self._needs_grants is not False
+                    and state == "absent"
+                    and self.cache.is_own(name)
+                )
                 for name, state, replicas in zip(names, states, reply.replicas, strict=True)
             )
-            if not is_waiting or time.monotonic() + _RETRY_S >= deadline_s:
+            pause_s = next(pauses, _RETRY_S)
+            if not is_waiting or time.monotonic() + pause_s >= deadline_s:
                 break
-            yield Pause(_RETRY_S)
+            yield Pause(pause_s)
         return self._take(names, states, reply)
 
     def _take(
         self, names: list[bytes], states: Sequence[NameState], reply: LocateNamesReply
     ) -> list[Found | McError | None]:
-        until_s = time.monotonic() + LEASE_S
+        until_s = time.monotonic() + TRUST_S
+        if self._needs_grants is None and any(reply.replicas):
+            self._needs_grants = bool(reply.grants)
         places = _places(reply.replicas, reply.grants)
         results: list[Found | McError | None] = []
         for index, name in enumerate(names):
