@@ -238,10 +238,10 @@ class TransferEngine:
 
         Raises as `read` does, and NotOver when the target does not answer and could still land it: see there.
         """
-        batch = WriteBatch(region, writes, timeout_s, notify=notify, capability=capability)
         is_plain = len(writes) == 1 and notify is None and capability is None
-        if not is_plain or not self._transports.write_quick(batch):
-            self.run(batch)
+        if is_plain and self._transports.write_quick(region, writes[0], timeout_s):
+            return
+        self.run(WriteBatch(region, writes, timeout_s, notify=notify, capability=capability))
 
     def run(self, batch: ReadBatch | WriteBatch) -> None:
         """`read` or `write` for a prepared batch: with a cancel flag, or a callback per read."""

@@ -27,6 +27,7 @@ from daemons.transfer.transports.base import (
     ReadBatch,
     Transport,
     Unreachable,
+    Write,
     WriteBatch,
     describe,
 )
@@ -148,15 +149,16 @@ class TransportTable:
         tcp, is_foreign = self._quick_tcp, address.epoch != self._epoch
         return tcp is not None and is_foreign and tcp.read_quick(region, read, deadline_s)
 
-    def write_quick(self, batch: WriteBatch) -> bool:
-        """The same for one contiguous WRITE; what was refused has raised."""
-        address = batch.region.address
-        if address.epoch == self._epoch or isinstance(batch.writes[0].local, DeviceMemory):
+    def write_quick(self, region: RegionRef, write: Write, timeout_s: float) -> bool:
+        """The same for one contiguous WRITE."""
+        address, source = region.address, write.one_run(region)
+        if source is None or address.epoch == self._epoch:
             return False
-        batch.check()
+        offset = write.remote.offset
         if self._quick_shm is not None and self._quick_shm.reaches(address):
-            return self._quick_shm.write_quick(batch)
-        return self._quick_tcp is not None and self._quick_tcp.write_quick(batch)
+            return self._quick_shm.write_quick(region, offset, source, timeout_s)
+        tcp = self._quick_tcp
+        return tcp is not None and tcp.write_quick(region, offset, source, timeout_s)
 
     def pull(self, batch: ReadBatch) -> bool:
         """READ from a peer on this host without its help; False when that is not possible."""

@@ -7,6 +7,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from daemons.core.errors import Exhausted, ProtocolError, TransferError
 from daemons.transfer.capability import BadCapability
@@ -78,29 +79,45 @@ def _receive_some(sock: socket.socket, scratch: memoryview, wanted: int, deadlin
                 raise
 
 
-def write_quick(stream: Stream, request: bytes, source: memoryview, batch: Batch) -> None:
-    """A WRITE whose bytes follow it at once, and its answer; mostly two calls."""
-    sock, header = stream.sock, stream.scratch[: wire.REPLY.size]
-    sent = count = 0
-    length = len(source)
+class Unfinished(NamedTuple):
+    """How far a WRITE came by the short way: bytes sent, bytes of the answer, and what went wrong, if anything."""
+
+    sent: int
+    received: int
+    error: OSError | None
+
+
+def write_quick(stream: Stream, request: bytes, source: memoryview) -> Unfinished | None:
+    """A WRITE whose bytes follow it at once, and its answer, mostly two calls; None: done."""
+    sock, header, length = stream.sock, stream.scratch[: wire.REPLY.size], len(source)
+    sent = received = 0
+    failure: OSError | None = None
     try:
-        # Two buffers cost more than a copy where there is little to copy.
-        sent = (
-            sock.send(request + source)
-            if length <= wire.MAX_INLINE
-            else sock.sendmsg((request, source))
-        )
+        # Two buffers cost more than copying a few bytes.
+        is_small = length <= wire.MAX_INLINE
+        sent = sock.send(request + source) if is_small else sock.sendmsg((request, source))
         if sent == len(request) + length:
-            count = sock.recv_into(header)
-            if count == wire.REPLY.size and header == _OK:
+            received = sock.recv_into(header)
+            if received == wire.REPLY.size and header == _OK:
                 stream.last_answer_s = time.monotonic()
-                return
+                return None
     except BlockingIOError:
         pass
+    except OSError as error:
+        failure = error
+    return Unfinished(sent, received, failure)
+
+
+def write_rest(
+    stream: Stream, request: bytes, source: memoryview, left: Unfinished, batch: Batch
+) -> None:
+    """Go on until the answer is there."""
+    if left.error is not None:
+        raise left.error
     window = [memoryview(request), source]
-    wire.drop_front(window, sent)
-    send(sock, iter(window), batch)
-    fill(sock, iter([header[count:]]), batch)
+    wire.drop_front(window, left.sent)
+    send(stream.sock, iter(window), batch)
+    fill(stream.sock, iter([stream.scratch[left.received : wire.REPLY.size]]), batch)
     check_header(stream, batch, wire.REPLY.size)
 
 

@@ -100,17 +100,16 @@ class ShmTransport:
             raise Unavailable(f"{describe(batch.region.address)} went away")
         return is_done
 
-    def write_quick(self, batch: WriteBatch) -> bool:
-        """The short way for one small checked WRITE to a peer it `reaches`; False when it needs the long way."""
-        address, (memory, source, remote) = batch.region.address, batch.writes[0]
-        local = on_host(memory)
+    def write_quick(
+        self, region: RegionRef, offset: int, source: memoryview, timeout_s: float
+    ) -> bool:
+        """The short way for one small checked run to a peer it `reaches`; False when it needs the long way."""
+        address = region.address
         peer = self._peers.get((address.unix_path, address.epoch))
-        length, start = remote.row_bytes, source.offset
         return (
             peer is not None
-            and 0 < length <= _MAX_SENT
-            and source.num_rows == remote.num_rows == 1
-            and peer.stream.write_quick(batch, remote, local.data[start : start + length])
+            and len(source) <= _MAX_SENT
+            and peer.stream.write_quick(region, offset, source, timeout_s)
         )
 
     def write(self, batch: WriteBatch) -> None:

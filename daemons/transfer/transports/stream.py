@@ -114,7 +114,9 @@ class StreamPool:
             raise
         self._give_back(stream)
 
-    def write_quick(self, batch: WriteBatch, remote: Strided, source: memoryview) -> bool:
+    def write_quick(
+        self, region: RegionRef, offset: int, source: memoryview, timeout_s: float
+    ) -> bool:
         """A checked WRITE of one run over an idle connection; False: nothing was sent, take the long way."""
         try:
             stream = self._idle.pop()
@@ -125,13 +127,19 @@ class StreamPool:
         if not is_fresh and not sockets.is_open(stream.sock):
             self._discard(stream)
             return False
-        region = batch.region
         request = wire.QUICK.pack(
             wire.MAGIC, wire.Op.WRITE, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
-            remote.offset, remote.row_bytes, 1, 0,
+            offset, len(source), 1, 0,
         )  # fmt: skip
+        left = exchange.write_quick(stream, request, source)
+        if left is None:
+            self._give_back(stream)
+            return True
+        batch = WriteBatch(region, [], timeout_s)
         self._run_fenced(
-            stream, batch, lambda stream: exchange.write_quick(stream, request, source, batch)
+            stream,
+            batch,
+            lambda stream: exchange.write_rest(stream, request, source, left, batch),
         )
         return True
 

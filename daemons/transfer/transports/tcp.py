@@ -76,17 +76,16 @@ class TcpTransport:
             return False
         return pool.read_quick(region, remote, local.data[start : start + length], deadline_s)
 
-    def write_quick(self, batch: WriteBatch) -> bool:
-        """The short way for one contiguous checked WRITE over one stream; False: it needs the long one."""
-        address, (memory, source, remote) = batch.region.address, batch.writes[0]
-        local = on_host(memory)
+    def write_quick(
+        self, region: RegionRef, offset: int, source: memoryview, timeout_s: float
+    ) -> bool:
+        """The short way for one checked run over one stream; False: it needs the long one."""
+        address = region.address
         pool = self._peers.get((address.tcp, address.epoch))
-        length, start = remote.row_bytes, source.offset
         return (
             isinstance(pool, StreamPool)
-            and 0 < length < 2 * _MIN_STRIPE_BYTES
-            and source.num_rows == remote.num_rows == 1
-            and pool.write_quick(batch, remote, local.data[start : start + length])
+            and len(source) < 2 * _MIN_STRIPE_BYTES
+            and pool.write_quick(region, offset, source, timeout_s)
         )
 
     def read(self, batch: ReadBatch) -> None:
