@@ -24,7 +24,8 @@ _MAX_CONNECTIONS = 256
 _NUM_WORKERS = 64
 _MAX_LINGERING = 16
 _HEADER_TIMEOUT_S = 5.0
-_FIRST_READ = 8192
+_FIRST_READ = wire.MAX_INLINE + 256
+"""A small request with the bytes of its WRITE."""
 
 _QUICK = frozenset(
     (wire.Op.MAP, wire.Op.AUTH, wire.Op.PIN, wire.Op.UNPIN, wire.Op.NOTIFY, wire.Op.NAME)
