@@ -1,7 +1,8 @@
 """What an operator asks of a cluster's master: nodes, models, blocks, requests, events. One request at a time.
 
 Every method raises the family of McError that the master answered with, or Unavailable when it does not answer.
-Only `clear_blocks`, `flush_blocks`, `pin_blocks`, `replicate_blocks`, `move_blocks` and `drain_node` change anything.
+Only `clear_blocks`, `flush_blocks`, `pin_blocks`, `replicate_blocks`, `move_blocks`, `drain_node` and
+`set_pool_quota` change anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ from daemons.protocol.objects import NamespaceStat, StatNames, StatNamesReply
 from daemons.protocol.pin import PinBlocks, PinBlocksReply, PinLevel
 from daemons.protocol.replication import DrainNode, MoveBlocks, ReplicateBlocks, ReplicateReply
 from daemons.protocol.request import ListedRequest, ListRequests, ListRequestsReply
+from daemons.protocol.tenant import ListPoolUsage, ListPoolUsageReply, PoolUsage, SetPoolQuota
 from daemons.rpc import SyncClient
 
 PAGE_BLOCKS = 1000
@@ -125,6 +127,14 @@ class ClusterClient:
     def drain_node(self, node: NodeId, *, is_draining: bool) -> None:
         """Begin or end it; `nodes` says how far it is."""
         self._ask(DrainNode(node=node, is_draining=is_draining), Ok)
+
+    def set_pool_quota(self, tenant: str, num_bytes: int) -> None:
+        """Of the DRAM of all nodes together; 0 ends it."""
+        self._ask(SetPoolQuota(tenant=tenant, num_bytes=num_bytes), Ok)
+
+    def pool_usage(self) -> list[PoolUsage]:
+        """Of tenants that hold something, or have a quota."""
+        return self._ask(ListPoolUsage(), ListPoolUsageReply).tenants
 
     def requests(self, limit: int = 50) -> list[ListedRequest]:
         """The most recent plans, newest first."""

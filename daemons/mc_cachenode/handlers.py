@@ -43,6 +43,7 @@ from daemons.protocol.pin import HoldPins
 from daemons.protocol.replication import CopyBlocks, RememberWanted
 from daemons.protocol.request import DataProbe
 from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
+from daemons.protocol.tenant import RefuseTenants
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
 from daemons.store.copy_workers import CopyWorkers
@@ -154,6 +155,8 @@ class CachenodeHandlers:
                 self._remember(notice)
             case ForgetNames():
                 self._forget(notice.names)
+            case RefuseTenants():
+                self.puts.refused = {each.tenant: each.why for each in notice.tenants}
             case BadReplica():
                 self._verify(notice)
             case CopyBlocks():

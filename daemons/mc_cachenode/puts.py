@@ -19,6 +19,7 @@ from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutStatus
+from daemons.protocol.tenant import tenant_of
 from daemons.rpc import Call, Loop, Timer
 from daemons.store.copy_workers import CopyWorkers
 from daemons.store.seal import BadSeal
@@ -88,6 +89,8 @@ class Puts:
         """Those that came first get room first."""
         self._is_retrying = False
         self.is_draining = False
+        self.refused: dict[str, str] = {}
+        """Tenants above their pool quota, and why nothing of theirs makes room."""
         parts.replicas.on_room = self._on_room
 
     @property
@@ -152,6 +155,10 @@ class Puts:
             status = self._compare(block, existing)
             if status is not None:
                 return status
+        meta = block.meta
+        tenant = tenant_of(meta.tenant, meta.namespace, is_object=bool(block.version))
+        if self.refused and tenant in self.refused:
+            return self._exhausted(session, Exhausted(self.refused[tenant]))
         try:
             return self._allocate(block)
         except Exhausted as error:

@@ -23,6 +23,7 @@ from daemons.mc_master.handlers import Handlers
 from daemons.mc_master.incarnation import next_incarnation, store_incarnation
 from daemons.mc_master.key_watch import KeyWatch
 from daemons.mc_master.metrics import MasterMetrics
+from daemons.mc_master.quota_file import QuotaFile
 from daemons.mc_master.state import MasterState, Outlets, tuning_of
 from daemons.protocol.base import Message
 from daemons.protocol.node import HelloReply, NodeDescription
@@ -62,7 +63,7 @@ class MasterApp:
         metrics = MasterMetrics()
         count_refusals(metrics.registry, "mc_master", self._server)
         self._metrics_server = MetricsServer(config.node.metrics, metrics.registry)
-        drains = DrainList(self._state_dir)
+        drains, quotas = DrainList(self._state_dir), QuotaFile(self._state_dir)
         # Taken last: a start that fails because the address is in use is not a life.
         incarnation = next_incarnation(self._state_dir)
         metrics.incarnation.set(incarnation)
@@ -85,7 +86,7 @@ class MasterApp:
             grants=self._open_grants(secret),
         )
         self.state.directory.choice.default_wanted = config.pool.replicas
-        self._handlers = Handlers(self.state, drains)
+        self._handlers = Handlers(self.state, drains, quotas)
         if identity is not None:
             identity.allowed.on_revoked.append(self._put_out_revoked)
         self._reported_lookups = (0, 0, 0)

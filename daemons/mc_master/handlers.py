@@ -13,6 +13,8 @@ from daemons.mc_master.hot_blocks import HeatHandling
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.objects import ObjectHandlers
+from daemons.mc_master.quota_file import QuotaFile
+from daemons.mc_master.quotas import Quotas
 from daemons.mc_master.replicating import Replicating
 from daemons.mc_master.replication import ReplicationHandlers
 from daemons.mc_master.requests import RequestHandlers
@@ -63,13 +65,14 @@ from daemons.protocol.request import (
     Schedule,
 )
 from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
+from daemons.protocol.tenant import ListPoolUsage, SetPoolQuota
 from daemons.rpc import Call
 
 
 class Handlers:
     """Loop thread only."""
 
-    def __init__(self, state: MasterState, drains: DrainList) -> None:
+    def __init__(self, state: MasterState, drains: DrainList, quotas: QuotaFile) -> None:
         self._state = state
         self.membership = MembershipHandlers(state)
         self.replicating = Replicating(state)
@@ -82,6 +85,8 @@ class Handlers:
         self.adopting = Adopting(state)
         self.membership.on_gone.append(self.adopting.on_gone)
         self.membership.on_joined.append(self.adopting.on_joined)
+        self.quotas = Quotas(state, quotas)
+        self.membership.on_joined.append(self.quotas.on_joined)
         self.objects = ObjectHandlers(state, self._keeper)
         self.blocks = BlockHandlers(state, self.membership, self._keeper)
         self._awaiting = Awaiting(state)
@@ -111,6 +116,8 @@ class Handlers:
                 | CacheStat()
             ):
                 self.blocks.handle(call, message)
+            case SetPoolQuota() | ListPoolUsage():
+                self.quotas.handle(call, message)
             case AwaitReplicas():
                 self._awaiting.start(call, message)
             case ReadEvents():
@@ -147,10 +154,12 @@ class Handlers:
     def _on_sealed(self, node: NodeId, sealed: Sequence[SealedBlock]) -> None:
         self.replicating.on_sealed(node, sealed)
         self._awaiting.on_sealed(sealed)
+        self.quotas.on_sealed(sealed)
 
     def tick(self) -> None:
         """Once per beat interval."""
         self.membership.tick()
         self.blocks.tick()
         self._keeper.tick()
+        self.quotas.tick()
         self.requests.tick()

@@ -1,10 +1,12 @@
 """mc-master's /metrics. Counters are raised where things happen; gauges are set once per beat interval."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from daemons.conductor.request_log import LoggedRequest
+from daemons.store.tenant_usage import TenantHeld
 
 _SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _RATIOS: Final = (0.02, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0)
@@ -42,6 +44,12 @@ class MasterMetrics:
         )
         self.refused_blocks = self._counter(
             "mc_master_blocks_refused", "Blocks that nodes had no room for"
+        )
+        self.tenant_pool_bytes = Gauge(
+            "mc_master_tenant_pool_bytes",
+            "In DRAM, of tenants with a pool quota: quota, used, leased, pinned",
+            ["tenant", "what"],
+            registry=self.registry,
         )
         self.copies = Counter(
             "mc_master_copies",
@@ -118,6 +126,20 @@ class MasterMetrics:
         actual_s, predicted_s = request.actual_tbt_s, request.predicted_tbt_s
         if actual_s is not None and predicted_s is not None:
             self._tbt_error_ratio.observe(abs(actual_s - predicted_s) / actual_s)
+
+    def show_quotas(self, quotas: Mapping[str, int], held: Mapping[str, TenantHeld]) -> None:
+        """Of those that have one."""
+        self.tenant_pool_bytes.clear()
+        for tenant, limit in quotas.items():
+            of_tenant = held.get(tenant, TenantHeld())
+            values = {
+                "quota": limit,
+                "used": of_tenant.used_bytes,
+                "leased": of_tenant.leased_bytes,
+                "pinned": of_tenant.pinned_bytes,
+            }
+            for what, num_bytes in values.items():
+                self.tenant_pool_bytes.labels(tenant, what).set(num_bytes)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)

@@ -7,7 +7,7 @@ objects in its own namespaces.
 from collections.abc import Mapping
 from typing import Final
 
-from daemons.protocol import block, event, node, objects, pin, replication, request, segment
+from daemons.protocol import block, event, node, objects, pin, replication, request, segment, tenant
 from daemons.protocol.base import Message, Ping
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
 from daemons.protocol.name_hash import chunk_key, name_key
@@ -58,6 +58,9 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     replication.ReplicateBlocks: _ADMIN,
     replication.MoveBlocks: _ADMIN,
     replication.DrainNode: _ADMIN,
+    # tenants
+    tenant.SetPoolQuota: _ADMIN,
+    tenant.ListPoolUsage: _VIEWERS,
     # segments
     segment.ListSegments: _ADMIN,
     segment.AddSegment: _ADMIN,

@@ -102,6 +102,12 @@ from daemons.protocol.segment import (
     RemoveSegment,
     SegmentReply,
 )
+from daemons.protocol.tenant import (
+    ListPoolUsage,
+    ListPoolUsageReply,
+    RefuseTenants,
+    SetPoolQuota,
+)
 
 AnyServer = Hello | Ping | DataProbe
 NameRequest = (
@@ -120,6 +126,8 @@ MasterRequest = (
     | ReplicateBlocks
     | MoveBlocks
     | DrainNode
+    | SetPoolQuota
+    | ListPoolUsage
     | Schedule
     | RequestDone
     | Match
@@ -166,6 +174,7 @@ Reply = (
     | ListRequestsReply
     | ReadEventsReply
     | ReplicateReply
+    | ListPoolUsageReply
     | AwaitReplicasReply
     | PutReply
     | StageReply
@@ -187,6 +196,7 @@ Notice = (
     | WriteDown
     | AdoptObjects
     | HoldPins
+    | RefuseTenants
     | AllowedKeys
 )
 Incoming = Reply | Part | Notice

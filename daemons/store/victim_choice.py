@@ -99,7 +99,7 @@ class VictimChoice:
             groups[:1] = [(free & surplus, spare_bytes), (free & ~surplus, spare_bytes)]
         rows: list[int] = []
         for group, more_bytes in groups:
-            chosen = self._lowest(held[group], num_bytes + more_bytes)
+            chosen = self.lowest(held[group], num_bytes + more_bytes)
             rows += chosen
             num_bytes -= int(np.frombuffer(self.replicas.length, np.uint64)[chosen].sum())
             if num_bytes <= 0:
@@ -128,7 +128,7 @@ class VictimChoice:
         hot = np.frombuffer(self.blocks.hot, np.uint8)[blocks]
         return (count > np.maximum(wanted, hot)) & is_idle
 
-    def _lowest(self, held: NDArray[np.intp], num_bytes: int) -> list[int]:
+    def lowest(self, held: NDArray[np.intp], num_bytes: int) -> list[int]:
         """Of these replicas, as the policy has it."""
         blocks = np.frombuffer(self.replicas.block, np.int32)[held].astype(np.intp)
         chosen = self.policy.choose(

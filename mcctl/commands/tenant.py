@@ -1,14 +1,17 @@
-"""mcctl tenant: who may use the API of gateways, how much, and what was used. Files only; gateways read them again."""
+"""mcctl tenant: who may use the API of gateways, how much, and what was used. Files, which gateways read again; what a
+tenant may hold in the pool is the master's.
+"""
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
+from daemons.client.cluster import ClusterClient
 from daemons.config.forms import complaint
 from daemons.config.key_files import locked, write_whole
 from daemons.config.tenants import (
@@ -23,17 +26,20 @@ from daemons.config.tenants import (
     tenants_text,
 )
 from daemons.config.usage import UsageLine, day_of, read_usage, usage_file
-from daemons.core.errors import ConfigError, Conflict, NotFound
+from daemons.core.errors import ConfigError, Conflict, McError, NotFound
+from daemons.core.units import format_size, parse_size
+from daemons.protocol.tenant import PoolUsage
 from mcctl import paths, render
 from mcctl.commands import confirm, new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
-from mcctl.settings import settings_of
+from mcctl.settings import Settings, settings_of
 
 app = new_app()
 
 _DAY_S: Final = 86_400
 _LIMIT: Final = "0 for no limit."
+_POOL_WAIT_S: Final = 0.5
 _STATE: Final = Path("/var/lib/mooncake")
 
 
@@ -47,6 +53,8 @@ class ListedTenant(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int
     keys: list[str]
     revoked_keys: list[str]
+    pool: PoolUsage | None = None
+    """None where no master answers."""
 
 
 class TenantUsage(msgspec.Struct, kw_only=True):
@@ -124,11 +132,12 @@ def list_tenants(context: typer.Context, file: File = None) -> None:
     Example: mcctl tenant list --output json
     """
     path = _where(file)
-    _show(context, read_tenants(path) if path.exists() else TenantFile())
+    tenants = read_tenants(path) if path.exists() else TenantFile()
+    _show(context, tenants, pool=_pool(settings_of(context)))
 
 
 @app.command()
-@prints({"tenants": list[ListedTenant]})
+@prints({"tenants": list[ListedTenant]}, {"pool": list[PoolUsage]})
 def quota(
     context: typer.Context,
     name: Name,
@@ -140,13 +149,22 @@ def quota(
     max_requests: Annotated[
         int | None, typer.Option(min=0, help="At once; 0 for no limit.")
     ] = None,
+    pool_bytes: Annotated[
+        str | None,
+        typer.Option(help='In the DRAM of all cache nodes, such as "4GiB"; 0 for no limit.'),
+    ] = None,
     file: File = None,
 ) -> None:
     """Set limits; those that are not named stay. Beyond them: 429 with Retry-After.
 
+    Above --pool-bytes the tenant's own coldest blocks leave the pool first.
+
     \b
     Example: mcctl tenant quota acme --requests-per-minute 60 --tokens-per-day 2000000
+    Example: mcctl tenant quota acme --pool-bytes 4GiB
     """
+    if pool_bytes is not None:
+        _set_pool_quota(settings_of(context), name, pool_bytes)
     given = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
@@ -154,6 +172,10 @@ def quota(
         "max_requests": max_requests,
     }
     changes = {limit: value for limit, value in given.items() if value is not None}
+
+    if pool_bytes is not None and not changes:
+        _show_pool(context, name)
+        return
 
     def put(tenants: TenantFile) -> TenantFile:
         _known(tenants, name)
@@ -207,7 +229,7 @@ def key(
 
 
 @app.command()
-@prints({"days": int, "usage": list[TenantUsage]})
+@prints({"days": int, "usage": list[TenantUsage], "pool": list[PoolUsage]})
 def usage(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="One tenant; else all.")] = None,
@@ -241,6 +263,9 @@ def usage(
             row.completion_tokens += line.completion_tokens
             row.cost += line.cost
     found = [rows[which] for which in sorted(rows)]
+    settings = settings_of(context)
+    pool = _pool(settings)
+    held = [each for each in pool.values() if name in (None, each.tenant)]
     columns = [
         Column("tenant", lambda r: r.tenant),
         Column("model", lambda r: r.model, extra=1),
@@ -249,8 +274,10 @@ def usage(
         Column("cached", lambda r: str(r.cached_tokens), is_number=True),
         Column("completion", lambda r: str(r.completion_tokens), is_number=True),
         Column("cost", lambda r: f"{r.cost:.6f}", is_number=True),
+        Column("in the pool", lambda r: _pool_text(pool.get(r.tenant)), is_number=True, extra=2),
     ]
-    render.emit(settings_of(context).output, {"days": days, "usage": found}, columns, found)
+    result = {"days": days, "usage": found, "pool": held}
+    render.emit(settings.output, result, columns, found)
 
 
 @app.command()
@@ -344,9 +371,55 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _show(context: typer.Context, tenants: TenantFile, only: str | None = None) -> None:
+def _pool(settings: Settings) -> dict[str, PoolUsage]:
+    """By tenant; empty where no master answers at once: what files say is shown all the same."""
+    wait_s = min(_POOL_WAIT_S, settings.wait_s)
+    try:
+        with ClusterClient(settings.master, wait_s, settings.key_file) as client:
+            return {each.tenant: each for each in client.pool_usage()}
+    except McError:
+        return {}
+
+
+def _set_pool_quota(settings: Settings, name: str, pool_bytes: str) -> None:
+    """Raises ConfigError for what is no size, Unavailable."""
+    num_bytes = parse_size(pool_bytes)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        client.set_pool_quota(name, num_bytes)
+
+
+def _show_pool(context: typer.Context, name: str) -> None:
+    """For a tenant that need not be in a file here: the master knows it by its blocks."""
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        rows = [each for each in client.pool_usage() if each.tenant == name]
+    columns = [
+        Column("tenant", lambda p: p.tenant),
+        Column("in the pool", _pool_text, is_number=True),
+        Column("leased", lambda p: format_size(p.leased_bytes), is_number=True),
+        Column("pinned", lambda p: format_size(p.pinned_bytes), is_number=True),
+    ]
+    render.emit(settings.output, {"pool": rows}, columns, rows)
+
+
+def _pool_text(usage: PoolUsage | None) -> str:
+    if usage is None:
+        return "-"
+    used = format_size(usage.used_bytes)
+    text = f"{used} of {format_size(usage.quota_bytes)}" if usage.quota_bytes else used
+    return f"{text}, puts refused" if usage.is_refused else text
+
+
+def _show(
+    context: typer.Context,
+    tenants: TenantFile,
+    only: str | None = None,
+    pool: Mapping[str, PoolUsage] | None = None,
+) -> None:
     rows = [
-        _listed(tenant, tenants.key) for tenant in tenants.tenant if only in (None, tenant.name)
+        _listed(tenant, tenants.key, (pool or {}).get(tenant.name))
+        for tenant in tenants.tenant
+        if only in (None, tenant.name)
     ]
     columns = [
         Column("tenant", lambda t: t.name),
@@ -354,17 +427,19 @@ def _show(context: typer.Context, tenants: TenantFile, only: str | None = None) 
         Column("tokens/min", lambda t: _limit(t.tokens_per_minute), is_number=True),
         Column("tokens/day", lambda t: _limit(t.tokens_per_day), is_number=True),
         Column("at once", lambda t: _limit(t.max_requests), is_number=True),
+        Column("in the pool", lambda t: _pool_text(t.pool), is_number=True, extra=1),
         Column("keys", lambda t: " ".join(t.keys) or "none"),
     ]
     render.emit(settings_of(context).output, {"tenants": rows}, columns, rows)
 
 
-def _listed(tenant: Tenant, keys: list[ApiKey]) -> ListedTenant:
+def _listed(tenant: Tenant, keys: list[ApiKey], pool: PoolUsage | None) -> ListedTenant:
     own = [each for each in keys if each.tenant == tenant.name]
     return ListedTenant(
         **msgspec.structs.asdict(tenant),
         keys=[each.id for each in own if not each.revoked],
         revoked_keys=[each.id for each in own if each.revoked],
+        pool=pool,
     )
 
 

@@ -77,7 +77,7 @@ class ObjectPool:
 
     def wait_joined(self, num_nodes: int) -> None:
         """Exactly so many are alive."""
-        wait_for(lambda: self.num_alive() == num_nodes)
+        wait_for(lambda: self.num_alive() == num_nodes, 60.0, what="the nodes")
 
     def said(self) -> str:
         return "".join(daemon.said() for daemon in self.daemons.values())

@@ -30,6 +30,7 @@ from daemons.protocol import (
     replication,
     request,
     segment,
+    tenant,
 )
 from daemons.protocol.base import Message, Record
 from daemons.protocol.failure import to_error, to_failure
@@ -46,6 +47,7 @@ MODULES = (
     replication,
     request,
     segment,
+    tenant,
 )
 GOLDEN = Path(__file__).parent / "golden"
 
