@@ -16,6 +16,7 @@ decides on the machine at hand.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ from daemons.engine.model_files import read_json
 from daemons.engine.models import read_decoder_config
 from daemons.engine.models.decoder import LOGIT_ROWS, Decoder
 from daemons.engine.slots import round_up
-from daemons.engine.wide import WidePass
+from daemons.engine.wide import Tail, WidePass
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +164,37 @@ class Prefill:
     def step(self) -> torch.Tensor | None:
         """Compute up to the next chunk boundary; logits [vocab] after the last. Cost: one chunk.
 
-        The first step of a fresh prompt goes as far as one wide pass does. Else rows run last
-        position first, as attention wants them.
+        The first step of a fresh prompt goes as far as one wide pass does.
         """
         runner, start = self._runner, self.position
         runner.enter()
-        end = runner.wide.num_tokens(len(self._tokens)) if start == 0 else 0
-        if end:
-            finish_chunk(self._slot, end)
-            tokens = self._tokens[:end].to(runner.device)
-            hidden = runner.wide.run(self._slot, tokens, self._begin, self._hooks.after_layer)
-            return self._reach(end, hidden[-1:])
+        num_whole = runner.wide.num_tokens(len(self._tokens)) if start == 0 else 0
+        if num_whole:
+            return self._step_wide(num_whole)
         end = min(round_up(start + 1), len(self._tokens))
-        rows = end - start
         finish_chunk(self._slot, end)
-        tokens = torch.zeros(bucket(rows), dtype=torch.int64)
-        tokens[:rows] = self._tokens[start:end].flip(0)
-        positions = torch.arange(end - 1, end - 1 - len(tokens), -1).clamp_(min=start)
-        hidden = runner.model.forward(
-            tokens.to(runner.device), positions.to(runner.device), self._attend
-        )
+        tokens, positions = self._rows(start, end)
+        hidden = runner.model.forward(tokens, positions, self._attend)
         return self._reach(end, hidden[:1])
+
+    def _step_wide(self, num_whole: int) -> torch.Tensor | None:
+        runner, tail, end = self._runner, None, num_whole
+        if num_whole < len(self._tokens) < num_whole + CHUNK_TOKENS:
+            end = len(self._tokens)
+            tail = Tail(
+                *self._rows(num_whole, end), end, partial(self._attend_tail, slice(num_whole, end))
+            )
+        finish_chunk(self._slot, end)
+        whole = self._tokens[:num_whole].to(runner.device)
+        hidden = runner.wide.run(self._slot, whole, (self._begin, self._hooks.after_layer), tail)
+        return self._reach(end, hidden[:1] if tail else hidden[-1:])
+
+    def _rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and positions, last position first, as attention wants them, and padded."""
+        tokens = torch.zeros(bucket(end - start), dtype=torch.int64)
+        tokens[: end - start] = self._tokens[start:end].flip(0)
+        positions = torch.arange(end - 1, end - 1 - len(tokens), -1).clamp_(min=start)
+        return tokens.to(self._runner.device), positions.to(self._runner.device)
 
     def _reach(self, end: int, last: torch.Tensor) -> torch.Tensor | None:
         """`last`: hidden states [1, hidden] of position end - 1."""
@@ -204,10 +215,19 @@ class Prefill:
         self._begin(layer)
         start = self.position
         end = min(round_up(start + 1), len(self._tokens))
-        self._slot.keys[layer][start:end] = k[: end - start].flip(0)
-        self._slot.values[layer][start:end] = v[: end - start].flip(0)
+        self._store(layer, slice(start, end), k, v)
         self._hooks.after_layer(layer, start, end)
         return self._runner.attention.chunk(q, self._slot, layer, end)
+
+    def _attend_tail(self, tail: slice, layer: int, *heads: torch.Tensor) -> torch.Tensor:
+        q, k, v = heads
+        self._store(layer, tail, k, v)
+        return self._runner.attention.chunk(q, self._slot, layer, tail.stop)
+
+    def _store(self, layer: int, span: slice, k: torch.Tensor, v: torch.Tensor) -> None:
+        num_rows = span.stop - span.start
+        self._slot.keys[layer][span] = k[:num_rows].flip(0)
+        self._slot.values[layer][span] = v[:num_rows].flip(0)
 
 
 def finish_chunk(slot: KvSlot, end: int) -> None:

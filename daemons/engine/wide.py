@@ -1,11 +1,12 @@
-"""The whole chunks of a fresh prompt in one pass, layer by layer; bit-equal to chunk by chunk, and faster.
+"""A fresh prompt in one pass, layer by layer; bit-equal to chunk by chunk, and faster.
 
-A layer's weights are read once for all rows, and one causal attention call serves them, which packs keys once and
-needs no mask. Products still run a chunk at a time. Whether the one call rounds like the chunks' calls is tried at
-load; where it does not, prompts go chunk by chunk.
+A layer's weights are read once for all rows, and one causal attention call serves all whole chunks, which packs keys
+once and needs no mask; what is left of the last chunk attends as ever. Products run a chunk or two at a time. Whether
+the one call rounds like the chunks' calls is tried at load; where it does not, prompts go chunk by chunk.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -15,7 +16,7 @@ from daemons.engine.attention import Masks, cancelling_probe
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.kv_arena import KvSlot
 from daemons.engine.models.config import DecoderConfig
-from daemons.engine.models.decoder import Decoder
+from daemons.engine.models.decoder import Attend, Decoder
 
 # Bounds the memory of a pass: a few rows of hidden states a token.
 MAX_CHUNKS: Final = 32
@@ -28,8 +29,18 @@ LayerEnds = Callable[[int, int, int], object]
 """(layer, start, end): KV of these positions is in the slot."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Rows behind the whole chunks, up to `end`; `attend` stores their keys and values too."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    end: int
+    attend: Attend
+
+
 class WidePass:
-    """What passes share; `num_tokens` says how far one would go."""
+    """What passes share; `num_tokens` says how many whole chunks one would take."""
 
     def __init__(self, model: Decoder, like: torch.Tensor) -> None:
         self._model = model
@@ -41,27 +52,39 @@ class WidePass:
         return min(prompt_tokens // CHUNK_TOKENS, MAX_CHUNKS) * CHUNK_TOKENS * self._is_usable
 
     def run(
-        self, slot: KvSlot, tokens: torch.Tensor, begins: LayerBegins, ends: LayerEnds
+        self,
+        slot: KvSlot,
+        tokens: torch.Tensor,
+        hooks: tuple[LayerBegins, LayerEnds],
+        tail: Tail | None,
     ) -> torch.Tensor:
-        """Compute positions [0, len(tokens)), whole chunks; hidden states of the last chunk, in order of position."""
-        model, num_tokens = self._model, len(tokens)
-        spans = [(at, at + CHUNK_TOKENS) for at in range(0, num_tokens, CHUNK_TOKENS)]
-        chunks = [model.embed(tokens[start:end]) for start, end in spans]
-        config = model.config
-        queries = chunks[0].new_empty(num_tokens, config.num_heads, config.head_dim)
+        """Compute `tokens` from position 0 on, whole chunks, and the tail behind them.
+
+        Returns hidden states: the tail's, or else those of the last whole rows in order of position.
+        """
+        model, num_tokens, (begins, ends) = self._model, len(tokens), hooks
+        config, rope, end = model.config, model.rope, num_tokens if tail is None else tail.end
+        steps = range(0, num_tokens, model.wide_rows)
+        spans = [slice(at, min(at + model.wide_rows, num_tokens)) for at in steps]
+        pieces = [model.embed(tokens[span]) for span in spans]
+        queries = pieces[0].new_empty(num_tokens, config.num_heads, config.head_dim)
+        if tail is not None:
+            last = model.embed(tail.tokens)
+            last_rotation = rope.cos[tail.positions], rope.sin[tail.positions]
         for layer in range(config.num_layers):
             begins(layer)
-            for (start, end), hidden in zip(spans, chunks, strict=True):
-                rotation = model.rope.cos[start:end], model.rope.sin[start:end]
-                queries[start:end], slot.keys[layer][start:end], slot.values[layer][start:end] = (
-                    model.heads(layer, hidden, rotation)
-                )
-            ends(layer, 0, num_tokens)
-            keys, values = (x[:num_tokens] for x in (slot.keys[layer], slot.values[layer]))
+            keys, values = slot.keys[layer][:num_tokens], slot.values[layer][:num_tokens]
+            for span, hidden in zip(spans, pieces, strict=True):
+                rotation = rope.cos[span], rope.sin[span]
+                queries[span], keys[span], values[span] = model.heads(layer, hidden, rotation)
+            if tail is not None:
+                attended = tail.attend(layer, *model.heads(layer, last, last_rotation))
+                model.after_attention(layer, last, attended)
+            ends(layer, 0, end)
             attended = attend(queries, keys, values).flatten(1)
-            for (start, end), hidden in zip(spans, chunks, strict=True):
-                model.after_attention(layer, hidden, attended[start:end])
-        return chunks[-1]
+            for span, hidden in zip(spans, pieces, strict=True):
+                model.after_attention(layer, hidden, attended[span])
+        return pieces[-1] if tail is None else last
 
 
 def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

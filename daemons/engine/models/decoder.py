@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from daemons.engine.checkpoint import Weights
-from daemons.engine.linear import Linear
+from daemons.engine.geometry import CHUNK_TOKENS
+from daemons.engine.linear import WIDE_ROWS, Linear
 from daemons.engine.models.config import DecoderConfig
 from daemons.engine.models.rope import RopeTable, rotate
 from daemons.engine.models.shapes import check_shapes
@@ -55,6 +56,13 @@ class Decoder:
             max_rows=MAX_LOGIT_ROWS,
             is_kept=config.ties_embeddings,
         )
+        products = [
+            product
+            for layer in self.layers
+            for product in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        # Rows of one call in a wide pass.
+        self.wide_rows = WIDE_ROWS if all(each.takes_wide for each in products) else CHUNK_TOKENS
         self.rope = RopeTable(config.rope, config.head_dim, num_positions, self.embedding)
 
     def forward(

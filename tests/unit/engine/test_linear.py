@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from daemons.engine.linear import ROW_BUCKETS, Linear, Multiply, bucket, choose_way
+from daemons.engine.linear import ROW_BUCKETS, WIDE_ROWS, Linear, Multiply, bucket, choose_way
 
 
 @pytest.mark.parametrize("may_turn", [False, True])
@@ -14,7 +14,7 @@ def test_rows_do_not_depend_on_their_number(
     torch.manual_seed(0)
     weight, bias = torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype)
     linear = Linear(weight, bias, may_turn=may_turn)
-    x = torch.randn(300, num_in).to(dtype)
+    x = torch.randn(WIDE_ROWS, num_in).to(dtype)
     whole = linear(x)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     torch.testing.assert_close(whole.double(), exact, atol=0.5, rtol=0.02)
@@ -57,7 +57,7 @@ def test_a_way_that_makes_decode_pad_gives_way_to_one_that_does_not() -> None:
     def exact(weight: torch.Tensor, _bias: torch.Tensor | None) -> Multiply:
         return lambda x: (x[:, None] * weight).sum(dim=-1)
 
-    assert choose_way((blockwise, exact), weight, None, rows) == (exact, ROW_BUCKETS)
+    assert choose_way((blockwise, exact), weight, None, rows) == (exact, (*ROW_BUCKETS, WIDE_ROWS))
     way, good = choose_way((blockwise,), weight, None, rows)
     assert way is blockwise
     assert min(good) > 32

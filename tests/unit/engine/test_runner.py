@@ -170,7 +170,7 @@ def test_prompts_take_turns_step_by_step(make_tiny: Any, make_runner: MakeRunner
         alone = [runner.prefill(slot, p) for slot, p in zip(taken, prompts, strict=True)]
         steps = [
             runner.start_prefill(slot, p, start)
-            for slot, p, start in zip(taken, prompts, (64, 0), strict=True)
+            for slot, p, start in zip(taken, prompts, (64, 128), strict=True)
         ]
         assert [step.step() is None for step in steps] == [True, True]
         assert steps[0].position == 256
@@ -186,7 +186,7 @@ def test_a_cancelled_prefill_stops_between_layers(make_tiny: Any, make_runner: M
         hooks.cancel_at = 2
         with pytest.raises(Cancelled):
             runner.prefill(slot, prompt(300), 0, hooks)
-        assert hooks.calls == [("before", 0), ("after", 0, 0, 256)]
+        assert hooks.calls == [("before", 0), ("after", 0, 0, 300)]
 
 
 def test_prompt_that_does_not_fit_is_refused(make_tiny: Any, make_runner: MakeRunner) -> None:
