@@ -286,7 +286,7 @@ def test_a_client_that_dies_in_mid_put_leaves_nothing(pool: ObjectPool) -> None:
             [sys.executable, "-c", _PUT_AND_DIE, pool.endpoint, "0.2"],
             env={**os.environ, "TMPDIR": str(pool.directory)},
         )
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         time.sleep(0.1)
         value = store.get("half")
         assert value is None or len(value) == 30 << 20
