@@ -43,7 +43,8 @@ class _Session:
     put: Put
     calls: list[Call]
     results: list[PutStatus]
-    is_clients: bool
+    engine: TransferEngine
+    """That pulls all of it: a client's put opens nothing that only daemons may open."""
     num_left: int = 0
     """Being pulled."""
     waiting: list[int] = field(default_factory=list)
@@ -111,7 +112,8 @@ class Puts:
         if self.is_draining:
             raise Unavailable("this node is draining; put elsewhere")
         is_clients = call.owner is not None and call.owner.role == "client"
-        session = _Session(message, [call], ["failed"] * len(message.blocks), is_clients)
+        engine = self._parts.outside if is_clients else self._parts.engine
+        session = _Session(message, [call], ["failed"] * len(message.blocks), engine)
         self._sessions[message.put_id] = session
         self._begin_all(session, range(len(message.blocks)))
         if session.waiting:
@@ -263,9 +265,9 @@ class Puts:
 
     def _pull_near(self, session: _Session, tasks: list[PullTask]) -> list[PullTask]:
         """Those that are left for the workers."""
-        parts, left = self._parts, []
+        left = []
         for task in tasks:
-            outcome = pull_near(parts.engine, task)
+            outcome = pull_near(session.engine, task)
             if outcome is None:
                 left.append(task)
             else:
@@ -297,8 +299,7 @@ class Puts:
     def _run(self, session: _Session, job: list[PullTask]) -> None:
         """On a worker."""
         parts = self._parts
-        engine = parts.outside if session.is_clients else parts.engine
-        outcomes = [pull(engine, task, parts.pull_timeout_s) for task in job]
+        outcomes = [pull(session.engine, task, parts.pull_timeout_s) for task in job]
         parts.loop.call_soon_threadsafe(self._finish, session, outcomes)
 
     def _finish(self, session: _Session, outcomes: list[PullOutcome]) -> None:

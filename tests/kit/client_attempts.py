@@ -21,7 +21,8 @@ from daemons.client.object_format import (
     pack_footer,
 )
 from daemons.client.objects import Store
-from daemons.client.sessions import Session, Sessions
+from daemons.client.sessions import Sessions
+from daemons.client.steps import ask_master, ask_nodes
 from daemons.core.errors import McError
 from daemons.core.ids import NodeId, new_put_id, new_stage_id
 from daemons.core.units import MIB
@@ -48,27 +49,27 @@ NUM_BYTES = 4096
 
 
 class Attempts:
-    def __init__(self, session: Session, own: bytes, foreign: bytes, region: RegionRef) -> None:
-        self.session, self.own, self.region = session, own, region
+    def __init__(self, sessions: Sessions, own: bytes, foreign: bytes, region: RegionRef) -> None:
+        self.sessions, self.own, self.region = sessions, own, region
         self.foreign, self.key = foreign, name_key(foreign, b"a")
         wanted = NameToReserve(name=b"stolen", value_bytes=NUM_BYTES)
-        reserved = session.ask_master(
-            ReserveNames(namespace=own, names=[wanted]), ReserveNamesReply, 5.0
+        reserved = sessions.run(
+            ask_master(ReserveNames(namespace=own, names=[wanted]), ReserveNamesReply, 5.0)
         )
         self.version = reserved.names[0].version
         self.node = reserved.targets[0].control
 
     def locate(self) -> Any:
-        reply = self.session.ask_master(Locate(hashes=[self.key]), LocateReply, 5.0)
+        reply = self.sessions.run(ask_master(Locate(hashes=[self.key]), LocateReply, 5.0))
         return len(reply.replicas[0])
 
     def wait_for_it(self) -> Any:
         message = AwaitReplicas(hashes=[self.key], versions=[1], count=1)
-        return self.session.ask_master(message, AwaitReplicasReply, 5.0).counts
+        return self.sessions.run(ask_master(message, AwaitReplicasReply, 5.0)).counts
 
     def report_it(self) -> Any:
         message = BadReplica(hash=self.key, node=NodeId("near"), why="")
-        return type(self.session.ask_master(message, Ok, 5.0)).__name__
+        return type(self.sessions.run(ask_master(message, Ok, 5.0))).__name__
 
     def stage(self) -> Any:
         message = Stage(stage_id=new_stage_id(), hashes=[self.key], wants_grants=True)
@@ -107,7 +108,7 @@ class Attempts:
         return f"{reply.results[0]}: {reply.why}"
 
     def ask_node(self, message: Any) -> Any:
-        [reply] = self.session.ask_nodes([(self.node, message)], 5.0)
+        [reply] = self.sessions.run(ask_nodes([(self.node, message)], 5.0))
         if isinstance(reply, McError):
             raise reply
         return reply
@@ -146,19 +147,18 @@ def run(key_file: Path, master: str, own: str, foreign: str, region: RegionRef) 
         done["list"] = outcome(lambda: list(store.list()))
         done["namespaces"] = outcome(store.namespaces)
     sessions = Sessions(master, open_client_identity(key_file))
-    with sessions.borrow() as session:
-        attempts = Attempts(session, own.encode(), foreign.encode(), region)
-        for name in (
-            "locate",
-            "wait_for_it",
-            "report_it",
-            "stage",
-            "put_theirs",
-            "put_a_chunk_of_theirs",
-            "put_kv",
-            "put_from_a_nodes_memory",
-        ):
-            done[name] = outcome(getattr(attempts, name))
+    attempts = Attempts(sessions, own.encode(), foreign.encode(), region)
+    for name in (
+        "locate",
+        "wait_for_it",
+        "report_it",
+        "stage",
+        "put_theirs",
+        "put_a_chunk_of_theirs",
+        "put_kv",
+        "put_from_a_nodes_memory",
+    ):
+        done[name] = outcome(getattr(attempts, name))
     sessions.close()
     return done
 
