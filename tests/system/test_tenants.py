@@ -123,7 +123,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         made.start()
         wait_for(lambda: is_healthy(made), 120)
-        wait_for(lambda: {"prefill", "decode", "cachenode"} <= made.roles())
+        wait_for(lambda: {"prefill", "decode", "cachenode"} <= made.roles(), 120)
         yield made
     finally:
         made.stop()

@@ -1,6 +1,8 @@
 """The boundary: flags before and after the verb, one line per error, exit codes by family."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +72,26 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str])
             out = capsys.readouterr().out
             assert f"Example: mcctl {' '.join(words)}" in out, words
             assert "--output" in out
+
+
+def test_every_example_in_help_has_options_and_arguments_that_exist() -> None:
+    import click
+    import typer.main
+
+    from mcctl import main as module
+
+    group = typer.main.get_command(module.app)
+    num_examples = 0
+    for noun in COMMANDS:
+        command = group.load(noun)  # type: ignore[attr-defined]
+        verbs = getattr(command, "commands", None) or {"": command}
+        for verb, leaf in verbs.items():
+            for line in re.findall(r"Example: mcctl (.*)", leaf.help):
+                words = shlex.split(re.split(r" [|>] ", line)[0])[1 + bool(verb) :]
+                _, rest, _ = leaf.make_parser(click.Context(leaf)).parse_args(words)
+                assert rest == [], line
+                num_examples += 1
+    assert num_examples > 60
 
 
 def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,199 @@
+"""Every example of README and the manual pages, run as it stands there, on one cluster of the size that they name.
+
+The cluster's own two lines are run first and last. What cannot be run here stands in ELSEWHERE with what runs it.
+"""
+
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from kit.daemon import wait_for
+from kit.examples import Example, Place, examples_of
+from kit.models import make_tiny_model
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).resolve().parents[2]
+UP, DOWN = "mcctl cluster up --prefill 2 --decode 2", "mcctl cluster down"
+SSD_UP = "mcctl cluster up --ssd-directory ~/mooncake-ssd"
+DEFAULT_MASTER = "tcp://127.0.0.1:7700"
+ELSEWHERE = {
+    "make quickstart": "tests/system/test_quickstart.py",  # the real model, for minutes
+    "make test": ".ci/run",
+    "mcctl quickstart": "tests/system/test_quickstart.py",
+    "mcctl bench store": "tests/integration/test_object_store.py",  # half a minute of an idle machine
+    "mcctl bench transfer": "tests/integration/test_transfer_bench.py",
+    "systemctl ": "tests/systemd/test_install.py",
+    "ssh ": "tests/integration/test_status_page.py",  # from another machine
+}
+"""By how they begin, and what runs them or what they lead to."""
+DEPLOYING = "mc-deploy.7"
+"""Needs many machines: tests/shipped/test_deploy_page.py runs its commands, tests/systemd what they start."""
+DAEMONS = ("mc-master", "mc-cachenode", "mc-prefill", "mc-decode", "mc-gateway")
+FILES = ("weights.bin", "handbook.txt", "ARCHITECTURE.md")
+CHANGED = {
+    "mc-": " --check",  # daemons would run for ever
+    "mcctl simulate ": " --limit 50",  # many times as fast, and else the same
+    "mcctl keys ": " --directory etc",  # root's are in /etc
+}
+"""By how they begin, and what is written behind them."""
+FRAGMENTS = (
+    "SmolLM2-135M-Instruct (bfloat16)",  # what quickstart prints
+    " request  ",
+    "TTFT ",
+    "Store(master, ",  # what there is, not what to do
+    "engine = TransferEngine(bind_host=",
+    "ignore = ",  # a file
+    "engine.read(region, ",
+    "engine.grant(region, ",
+)
+"""By how they begin: no examples."""
+LIVE = "mcctl top"
+"""Goes on until somebody ends it."""
+STORE = """
+import asyncio, numpy
+from mcctl import Store
+array = numpy.ones(1000, numpy.float32)
+store = Store(%r, namespace="training")
+"""
+
+
+def pages() -> list[Path]:
+    return [
+        ROOT / "README.md",
+        *(page for page in sorted((ROOT / "man").glob("*.[0-9]")) if page.name != DEPLOYING),
+    ]
+
+
+def plain(example: Example) -> str:
+    return example.text.replace(".venv/bin/", "")
+
+
+ALL = [each for page in pages() for each in examples_of(page)]
+LINES = [each for each in ALL if each.kind == "shell"]
+ELSEWHERES = [each for each in LINES if plain(each).startswith(tuple(ELSEWHERE))]
+OF_SSD = [SSD_UP, "mcctl cache flush --wait", DOWN]
+HERE = list(
+    {
+        plain(each): each
+        for each in LINES
+        if each not in ELSEWHERES and plain(each) not in (UP, LIVE, *OF_SSD)
+    }.values()
+)
+PIECES = [each for each in ALL if each.kind == "python" and "engine.write" not in each.text]
+[WRITER] = [each for each in ALL if each.kind == "python" and each not in PIECES]
+"""Run with the piece that owns the memory."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("reader")
+    model = make_tiny_model(home / ".cache" / "mooncake" / "models" / "SmolLM2-135M-Instruct")
+    config = model / "config.json"
+    settings = msgspec.json.decode(config.read_bytes())
+    # A token a byte: as long as the files that are sent.
+    config.write_bytes(msgspec.json.encode(settings | {"max_position_embeddings": 32768}))
+    for name in FILES:
+        shutil.copy(ROOT / "README.md", home / name)
+    (home / "etc").mkdir()
+    replaced = {
+        "/etc/mooncake": str(home / "etc"),
+        "/var/lib/mooncake/models": str(model.parent),
+        "/srv/models/Qwen3-0.6B": str(model),
+        "/tmp/demo": str(home / "demo"),
+        "--config mc-gateway@a.toml": f"--config {home}/etc/mc-gateway@a.toml",
+    }
+    made = Place(home, replaced)
+    (home / "demo").mkdir()
+    for daemon in DAEMONS:
+        file = f"{daemon}.toml" if daemon == "mc-master" else f"{daemon}@a.toml"
+        done = made.shell(f"mcctl config show {daemon} >etc/{file}")
+        assert done.returncode == 0, done.stderr
+    yield made
+    made.shell(DOWN)
+
+
+@pytest.fixture(scope="module")
+def master(place: Place) -> str:
+    """Of the cluster."""
+    done = place.shell(UP)
+    assert done.returncode == 0, done.stderr
+    status = place.shell("mcctl cluster status -o json")
+    found = str(msgspec.json.decode(status.stdout)["master"])
+    place.replaced |= {DEFAULT_MASTER: found, "Store()": f"Store({found!r})"}
+    return found
+
+
+def test_what_is_run_elsewhere_is_in_the_pages_and_has_its_test() -> None:
+    for start, twin in ELSEWHERE.items():
+        assert any(plain(each).startswith(start) for each in ELSEWHERES), start
+        assert (ROOT / twin).exists(), twin
+    assert {plain(each) for each in LINES} >= {UP, LIVE, *OF_SSD}
+    texts = [each.text for each in ALL if each.kind == "text"]
+    assert all(text.startswith(FRAGMENTS) for text in texts), texts
+    assert len(HERE) > 25
+    assert len(PIECES) >= 5
+
+
+@pytest.mark.parametrize("example", HERE, ids=lambda example: example.name)
+@pytest.mark.usefixtures("master")
+def test_a_line_does_what_it_should(place: Place, example: Example) -> None:
+    line = plain(example)
+    for start, behind in CHANGED.items():
+        line += behind if line.startswith(start) else ""
+    done = place.shell(line)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("master")
+def test_what_goes_on_shows_the_nodes_until_it_is_interrupted(place: Place) -> None:
+    with place.start(["mcctl", "top"]) as process:
+        assert process.stdout is not None
+        try:
+            while "prefill-2" not in process.stdout.readline():
+                assert process.poll() is None
+        finally:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("example", PIECES, ids=lambda example: example.name)
+def test_a_piece_of_python_runs(place: Place, master: str, example: Example) -> None:
+    text = example.text
+    if example.page in ("README.md", "mc-store.7"):
+        if "await " in text:
+            text = f"async def main():\n    {text}\nasyncio.run(main())"
+        text = STORE % master + text
+    elif "notifications()" in text:
+        _run_both(place, text)
+        return
+    done = place.python(text)
+    assert done.returncode == 0, done.stderr
+
+
+def _run_both(place: Place, owner: str) -> None:
+    """Of mc-transfer(7): who owns memory, and who writes there."""
+    region = place.home / "demo" / "region"
+    with place.start([sys.executable, "-c", place.put_in(owner)]) as process:
+        try:
+            wait_for(lambda: region.exists() and region.stat().st_size)
+            done = place.python(WRITER.text)
+            assert done.returncode == 0, done.stderr
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert out == "b'done' [7 7 7 7]\n"
+
+
+@pytest.mark.usefixtures("master")
+def test_the_cluster_ends_and_another_one_writes_to_its_ssd(place: Place) -> None:
+    for line in (DOWN, *OF_SSD):
+        done = place.shell(line)
+        assert done.returncode == 0, done.stderr
+    assert list((place.home / "mooncake-ssd").iterdir())
