@@ -155,6 +155,7 @@ RUN_COLUMNS: Final = [
     Column("error", _percent(lambda run: run.prediction_error), is_number=True, extra=6),
     Column("eviction", lambda run: run.eviction or "-", extra=7),
     Column("shared", lambda run: str(run.num_pipelined or "-"), is_number=True, extra=8),
+    Column("hot copies", lambda run: str(run.num_hot_copies or "-"), is_number=True, extra=9),
     Column("admission", lambda run: run.admission or "-", extra=8),
 ]
 

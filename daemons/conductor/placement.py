@@ -1,6 +1,8 @@
 """The whole decision: prefill and decode together, of one model and one namespace. Same inputs, same plan."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -51,10 +53,20 @@ class Placement:
     predicted_tbt_s: float
     """`step_s`, corrected by what the latest requests had."""
     policy: str
-    prefill_options: tuple[Option, ...]
-    decode_options: tuple[Option, ...]
+    explain: Callable[[], tuple[tuple[Option, ...], tuple[Option, ...]]] = field(
+        compare=False, repr=False
+    )
+    """(prefill, decode): the best that were weighed. To be asked before the cluster changes; the simulator does not."""
     helpers: tuple[NodeId, ...] = ()
     """Further prefill instances that share the prompt; each is busy for as long."""
+
+    @property
+    def prefill_options(self) -> tuple[Option, ...]:
+        return self.explain()[0]
+
+    @property
+    def decode_options(self) -> tuple[Option, ...]:
+        return self.explain()[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +143,8 @@ class _Decision:
         try:
             self._admit(chosen.total_s, tbt_s, float(queue_s.min()), decode)
         except Overload as error:
-            options = (*self._prefill_options(candidates, choice), *self._decode_options(decode))
-            error.weighed = Weighed(chosen.total_s, tbt_s, options)
+            options = self._options(candidates, choice, decode)
+            error.weighed = Weighed(chosen.total_s, tbt_s, (*options[0], *options[1]))
             raise
         return Placement(
             prefill=table.view(int(candidates.rows[choice.chosen]), chosen.queue_s),
@@ -143,8 +155,7 @@ class _Decision:
             predicted_ttft_s=chosen.total_s,
             predicted_tbt_s=tbt_s,
             policy=tuning.policy,
-            prefill_options=self._prefill_options(candidates, choice),
-            decode_options=self._decode_options(decode),
+            explain=partial(self._options, candidates, choice, decode),
             helpers=helpers,
         )
 
@@ -207,13 +218,14 @@ class _Decision:
         candidates = candidates_of(self.table, rows, queue_s, request)
         return candidates, POLICIES[self.tuning.policy](candidates, self.tuning)
 
-    def _prefill_options(
-        self, candidates: PrefillCandidates, choice: PrefillChoice
-    ) -> tuple[Option, ...]:
-        return tuple(
+    def _options(
+        self, candidates: PrefillCandidates, choice: PrefillChoice, decode: DecodeChoice
+    ) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
+        prefills = tuple(
             _option(self.table, candidates, choice, position)
             for position in _best(choice.weighed.total_s, choice.chosen)
         )
+        return prefills, self._decode_options(decode)
 
     def _decode_options(self, choice: DecodeChoice) -> tuple[Option, ...]:
         table = self.table

@@ -152,7 +152,7 @@ class RequestHandlers:
         matched: list[BlockLocation],
         spares: Spares | None,
     ) -> Plan:
-        options = (*placement.prefill_options, *placement.decode_options)
+        prefills, decodes = placement.explain()
         return Plan(
             request_id=message.request_id,
             incarnation=self._state.incarnation,
@@ -162,7 +162,7 @@ class RequestHandlers:
             put_target=self._put_target(placement, message.exclude),
             predicted_ttft_s=placement.predicted_ttft_s,
             predicted_tbt_s=placement.predicted_tbt_s,
-            candidates=[_candidate(option) for option in options],
+            candidates=[_candidate(option) for option in (*prefills, *decodes)],
             policy=placement.policy,
             spares=spares,
         )

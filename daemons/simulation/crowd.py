@@ -87,6 +87,7 @@ class Crowd:
             expected_tokens=0 if expected is None else expected[1] * BLOCK_TOKENS,
         )
         placement = self._conductor.place(request, now_s=now_s)
+        placement.explain()  # as the master does, for each plan
         rows = rows[: placement.matched_tokens // BLOCK_TOKENS]
         self._pool.take(rows, len(hashes), placement.prefill.node, now_s)
         self._conductor.account(placement, request, now_s=now_s)

@@ -12,6 +12,7 @@ from math import inf
 
 from daemons.conductor.conductor import Conductor
 from daemons.conductor.early_rejection import MODES, Objectives
+from daemons.conductor.hot_blocks import HotRules
 from daemons.conductor.instance_table import InstanceDescription
 from daemons.conductor.pipeline import PipelineLimits
 from daemons.conductor.prefill_placement import POLICIES, Tuning
@@ -22,6 +23,7 @@ from daemons.simulation.decode_batch import DecodeInstance, RunningSequence
 from daemons.simulation.events import EventQueue
 from daemons.simulation.fetch import Fetcher
 from daemons.simulation.hardware import HardwareProfile
+from daemons.simulation.hot_copies import HotCopies
 from daemons.simulation.lower_tiers import Device, LowerSizes
 from daemons.simulation.network import Network
 from daemons.simulation.outcome import RequestOutcome
@@ -29,6 +31,8 @@ from daemons.simulation.pool import MODEL, SimulatedPool
 from daemons.simulation.prefill_instance import PrefillInstance, Prompt
 from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest
 
+HOT_WINDOW_S = 60.0
+HOT_REPLICAS = 3
 POLICY_NAMES = tuple(POLICIES)
 ADMISSION_NAMES = tuple(MODES)
 
@@ -59,6 +63,8 @@ class DisaggregatedPlan:
     eviction: str = "lru"
     ssd_tokens: int = 0
     object_tokens: int = 0
+    hot_uses: int = 0
+    """Reads in a minute for which a block gets another replica, up to three, as the pool's config has it; 0: none."""
     max_pipeline: int = 1
     """Prefill nodes that may share one long prompt, each with a range of the layers."""
     expects_siblings: bool = True
@@ -104,6 +110,8 @@ class DisaggregatedCluster:
         )
         self.pool.add_lower(sizes, lambda tier: Device(profile.storage_rates(tier)))
         self._fetcher = Fetcher(self.pool, self.network, block_bytes)
+        rules = HotRules(plan.hot_uses, HOT_WINDOW_S, HOT_REPLICAS)
+        self.hot = HotCopies(self.pool, self.network, self._events, rules, block_bytes)
 
     def run(self, requests: Sequence[TraceRequest]) -> list[RequestOutcome]:
         outcomes = [
@@ -153,6 +161,7 @@ class DisaggregatedCluster:
         outcome.predicted_ttft_s = placement.predicted_ttft_s
         outcome.prefill, outcome.decode = placement.prefill.node, placement.decode.node
         ready_s = self._fetch(request, outcome, rows)
+        self.hot.used(request.blocks, len(rows))
         helpers = placement.helpers
         outcome.num_stages = 1 + len(helpers)
         self._prefills[placement.prefill.node].queue(

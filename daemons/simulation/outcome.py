@@ -129,6 +129,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     hits: list[HitSample] = msgspec.field(default_factory=list)
     num_pipelined: int = 0
     """Requests whose prompt went over several prefill instances."""
+    num_hot_copies: int = 0
+    """Blocks that were copied to another node because they were hot."""
     lost_gb: float = 0.0
     """KV that left the lowest tier, or that a device was too slow to take."""
 

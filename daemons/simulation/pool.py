@@ -37,15 +37,15 @@ class SimulatedPool:
         self.num_evicted = 0
         self.lower: LowerTiers | None = None
         self._promotion = Promotion(PROMOTE_USES)
-        self._capacity_blocks = max(1, node_tokens // BLOCK_TOKENS)
-        self._used_blocks = dict.fromkeys(nodes, 0)
+        self.capacity_blocks = max(1, node_tokens // BLOCK_TOKENS)
+        self.used_blocks = dict.fromkeys(nodes, 0)
         for node in nodes:
             self.directory.add_node(node, HostId(node), _region())
 
     def add_lower(self, sizes: LowerSizes, device_of: Callable[[Tier], Device]) -> None:
         """Before anything is stored."""
         if sizes.ssd_blocks or sizes.object_blocks:
-            self.lower = LowerTiers(self.directory, list(self._used_blocks), sizes, device_of)
+            self.lower = LowerTiers(self.directory, list(self.used_blocks), sizes, device_of)
 
     def hashes(self, blocks: Sequence[int]) -> list[BlockHash]:
         return [block_hash(block) for block in blocks]
@@ -60,19 +60,19 @@ class SimulatedPool:
         """Those at these depths."""
         sealed = [self._sealed(blocks, depth) for depth in depths]
         # In parts that a full node can hold beside what it evicts for them.
-        size = max(1, int(self._capacity_blocks * EVICT_FRACTION))
+        size = max(1, int(self.capacity_blocks * EVICT_FRACTION))
         for start in range(0, len(sealed), size):
             part = sealed[start : start + size]
             self._make_room(node, len(part), now_s)
-            if self._used_blocks[node] + len(part) > self._capacity_blocks:
+            if self.used_blocks[node] + len(part) > self.capacity_blocks:
                 return  # all that is left is leased
-            self._used_blocks[node] += len(self.directory.record_sealed(node, part, now_s=now_s))
+            self.used_blocks[node] += len(self.directory.record_sealed(node, part, now_s=now_s))
 
     def promote(
         self, node: NodeId, blocks: Sequence[int], depths: Sequence[int], *, now_s: float
     ) -> None:
         """These were read from lower tiers for a request; the often used ones stay."""
-        has_room = self._used_blocks[node] + len(depths) <= HIGH_WATERMARK * self._capacity_blocks
+        has_room = self.used_blocks[node] + len(depths) <= HIGH_WATERMARK * self.capacity_blocks
         kept = []
         for depth in depths:
             name = block_hash(blocks[depth])
@@ -81,6 +81,20 @@ class SimulatedPool:
                 kept.append(depth)
         self.store_some(node, blocks, kept, now_s=now_s)
 
+    def holders(self, block_hash: BlockHash) -> list[NodeId]:
+        """Whose memory it is in."""
+        row = self.directory.blocks.row_by_hash.get(block_hash)
+        if row is None:
+            return []
+        nodes = self.directory.nodes_of(row)
+        return sorted(n for n in nodes if self.directory.length_on((n, "dram"), block_hash))
+
+    def drop(self, node: NodeId, block_hash: BlockHash, *, now_s: float) -> bool:
+        """Free one replica; False where it is leased."""
+        given = self.directory.give_up(node, [block_hash], now_s=now_s)
+        self.used_blocks[node] -= len(self.directory.record_freed(node, given))
+        return bool(given)
+
     def take(
         self, rows: Sequence[int], num_asked: int, near: NodeId, now_s: float
     ) -> list[BlockLocation]:
@@ -88,15 +102,15 @@ class SimulatedPool:
         return self.directory.take(rows, num_asked, now_s=now_s, lease_s=LEASE_S, near=HostId(near))
 
     def _make_room(self, node: NodeId, num_blocks: int, now_s: float) -> None:
-        limit = HIGH_WATERMARK * self._capacity_blocks
-        if self._used_blocks[node] + num_blocks <= limit:
+        limit = HIGH_WATERMARK * self.capacity_blocks
+        if self.used_blocks[node] + num_blocks <= limit:
             return
-        wanted = num_blocks + int(EVICT_FRACTION * self._capacity_blocks)
+        wanted = num_blocks + int(EVICT_FRACTION * self.capacity_blocks)
         victims = self.directory.victims(node, wanted, now_s=now_s)
         if self.lower is not None:
             self.lower.demote(node, sealed_of(self.directory, victims), now_s=now_s)
         freed = self.directory.record_freed(node, victims)
-        self._used_blocks[node] -= len(freed)
+        self.used_blocks[node] -= len(freed)
         self.num_evicted += len(freed)
 
     def _sealed(self, blocks: Sequence[int], depth: int) -> SealedBlock:

@@ -39,6 +39,7 @@ def simulate(
     lower = cluster.pool.lower
     return msgspec.structs.replace(
         result,
+        num_hot_copies=cluster.hot.num_made,
         tiers=tier_use(outcomes, plan, cluster, profile),
         lost_gb=lower.num_lost * block_gb(profile) if lower is not None else 0.0,
     )

@@ -99,6 +99,12 @@ def run(
     dram_tokens: DramTokens = 0,
     ssd_tokens: SsdTokens = 0,
     object_tokens: ObjectTokens = 0,
+    hot_uses: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Reads a minute for which a block gets another replica, up to 3; 0: none."
+        ),
+    ] = 0,
     pipeline: Annotated[
         int,
         typer.Option(min=1, max=64, help="Prefill nodes that may share one long prompt; 1: none."),
@@ -150,6 +156,7 @@ def run(
             eviction=which,
             ssd_tokens=ssd_tokens,
             object_tokens=object_tokens,
+            hot_uses=hot_uses,
             max_pipeline=pipeline,
         )
         for name in _chosen(policy, POLICY_NAMES, "time")

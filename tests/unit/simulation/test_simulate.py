@@ -256,3 +256,23 @@ def test_the_longest_tenth_of_gaps() -> None:
     assert slow_mean([(0.05, 9), (1.0, 1)]) == 1.0
     assert slow_mean([(0.05, 18), (1.0, 1), (0.5, 1)]) == pytest.approx(0.75)
     assert slow_mean([(0.05, 100)]) == pytest.approx(0.05)
+
+
+def test_a_prefix_that_many_read_is_copied_and_dropped_when_it_is_cool() -> None:
+    """Without pulls only nodes that have the prefix reuse it: a copy spreads its readers."""
+    crowd = [request(60 + 0.2 * number, 8192 + 512) for number in range(40)]
+    quiet = [request(300 + 70 * number, 512, first_block=90_000) for number in range(3)]
+    requests = in_order([request(0, 8192), *crowd, *quiet])
+    plan = DisaggregatedPlan(4, 2, may_pull=False, hot_uses=5)
+    cluster = DisaggregatedCluster(plan, PROFILE)
+    with_copies = cluster.run(requests)
+    without = outcomes_of(replace(plan, hot_uses=0), requests)
+    assert cluster.hot.num_made > 0
+    readers = [
+        {o.prefill for o in outcomes[1:41] if o.cached_tokens >= 8192}
+        for outcomes in (with_copies, without)
+    ]
+    assert len(readers[0]) == 3
+    assert len(readers[1]) < 3
+    first = cluster.pool.hashes(range(1))[0]
+    assert len(cluster.pool.holders(first)) == 1
