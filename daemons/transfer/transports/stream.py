@@ -4,20 +4,14 @@ A failed READ closes its connection, so nothing of it can still arrive in the ca
 fenced (fence.py).
 """
 
-import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from daemons.core.errors import McError, ProtocolError, TransferError, Unavailable
-from daemons.protocol.segment import Grant, RegionRef, Strided
-from daemons.transfer.capability import encode_grant
+from daemons.core.errors import McError, ProtocolError, Unavailable
+from daemons.protocol.segment import RegionRef, Strided
 from daemons.transfer.credentials import Credential
-from daemons.transfer.device_memory import on_host
-from daemons.transfer.strided import contiguous, copy, iovecs, iovecs_of, length_of
 from daemons.transfer.transports import exchange, sockets, wire
 from daemons.transfer.transports.access import authenticate, give_name
 from daemons.transfer.transports.base import (
@@ -30,6 +24,13 @@ from daemons.transfer.transports.base import (
 )
 from daemons.transfer.transports.exchange import Private, Refusal, Stream
 from daemons.transfer.transports.fence import GRACE_S, HalfClosed
+from daemons.transfer.transports.requests import (
+    encode,
+    encode_write,
+    parts_of,
+    read_part,
+    write_part,
+)
 
 Connect = Callable[[float], socket.socket]
 """Opens a connection within so many seconds; raises OSError."""
@@ -37,7 +38,6 @@ Connect = Callable[[float], socket.socket]
 MAX_CONNECTIONS = 8
 CONNECT_TIMEOUT_S = 2.0
 _REMEMBER_DEAD_S = 0.2
-_MAX_INLINE_ROWS = 256
 
 
 class StreamPool:
@@ -90,19 +90,19 @@ class StreamPool:
         """All of a batch, in as many requests as its ranges need; on one connection."""
         stream, is_reused = self._take(batch)
         try:
-            parts = _parts(len(batch.reads))
+            parts = parts_of(len(batch.reads))
             first = next(parts)
             try:
-                _read_part(stream, batch, first)
+                read_part(stream, batch, first)
             except ConnectionError:
                 if not is_reused or batch.on_read is not None:
                     raise
                 # The peer may have closed an idle connection; ask once more on a new one.
                 stream.close()
                 stream = self._open(batch)
-                _read_part(stream, batch, first)
+                read_part(stream, batch, first)
             for part in parts:
-                _read_part(stream, batch, part)
+                read_part(stream, batch, part)
         except Refusal as refusal:
             self._give_back(stream)
             raise refusal.error from None
@@ -147,8 +147,8 @@ class StreamPool:
         """On return the bytes are readable at the target."""
 
         def run(stream: Stream) -> None:
-            for part in _parts(len(batch.writes)):
-                _write_part(stream, batch, part)
+            for part in parts_of(len(batch.writes)):
+                write_part(stream, batch, part)
                 for index in part:
                     batch.finish(index)
 
@@ -158,21 +158,21 @@ class StreamPool:
         """WRITE by the target itself, one body for each MAX_RANGES writes; raises Private when it cannot."""
 
         def run(stream: Stream) -> None:
-            for part, body in zip(_parts(len(batch.writes)), bodies, strict=True):
-                exchange.ask(stream, _encode_write(wire.Op.PULL, batch, part, body), batch)
+            for part, body in zip(parts_of(len(batch.writes)), bodies, strict=True):
+                exchange.ask(stream, encode_write(wire.Op.PULL, batch, part, body), batch)
                 for index in part:
                     batch.finish(index)
 
         self._fenced(batch, run)
 
     def notify(self, batch: ReadBatch | WriteBatch, message: bytes) -> None:
-        request = _encode(wire.Op.NOTIFY, batch.region, (), batch.capability, body=message)
+        request = encode(wire.Op.NOTIFY, batch.region, (), batch.capability, body=message)
         self._fenced(batch, lambda stream: exchange.ask(stream, request, batch))
 
     def fence(self, region: RegionRef, token: bytes, timeout_s: float) -> bool:
         """Have the peer end the connection of that name; whether nothing can land over it any more."""
         batch = WriteBatch(region, [], timeout_s)
-        request = _encode(wire.Op.FENCE, region, (), None, body=token)
+        request = encode(wire.Op.FENCE, region, (), None, body=token)
         try:
             self._fenced(batch, lambda stream: exchange.ask(stream, request, batch))
         except McError:
@@ -285,101 +285,3 @@ class StreamPool:
             sock.close()
             raise Unreachable(f"{name} does not let us in: {error}") from error
         return Stream(sock, token)
-
-
-def _parts(count: int) -> Iterator[range]:
-    for start in range(0, max(count, 1), wire.MAX_RANGES):
-        yield range(start, min(start + wire.MAX_RANGES, count))
-
-
-def _encode(
-    op: wire.Op,
-    region: RegionRef,
-    ranges: tuple[Strided, ...],
-    capability: Grant | None,
-    generation: tuple[int, int] | None = None,
-    *,
-    body: bytes = b"",
-) -> bytes:
-    return wire.encode_request(
-        wire.Request(
-            op,
-            region.address.epoch,
-            region.region_id,
-            generation,
-            ranges,
-            b"" if capability is None else encode_grant(capability),
-            body,
-        )
-    )
-
-
-def _encode_write(op: wire.Op, batch: WriteBatch, part: range, body: bytes) -> bytes:
-    ranges = tuple(write.remote for write in batch.writes[part.start : part.stop])
-    return _encode(op, batch.region, ranges, batch.capability, body=body)
-
-
-def _read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
-    reads = batch.reads[part.start : part.stop]
-    if not reads:
-        return
-    ranges = tuple([read.remote for read in reads])
-    guard = batch.generation
-    word = None if guard is None else (guard.region_id, guard.index)
-    request = _encode(wire.Op.READ, batch.region, ranges, batch.capability, word)
-    length = length_of(ranges)
-    if length <= wire.MAX_INLINE and sum(r.num_rows for r in ranges) <= _MAX_INLINE_ROWS:
-        payload, before, after = exchange.ask_small(stream, request, length, batch)
-        batch.check_generation(before)
-        batch.check_generation(after)
-        _scatter(payload, batch, part)
-        return
-    announced, before = exchange.ask(stream, request, batch)
-    if length != announced:
-        raise TransferError(
-            f"{describe(batch.region.address)} announced {announced} bytes, a wrong number"
-        )
-    batch.check_generation(before)
-    trailer = stream.scratch[: wire.TRAILER.size]
-    if batch.on_read is None and batch.progress is None:
-        vectors = iovecs_of([(on_host(local).data, target) for _, local, target in reads])
-        exchange.fill(stream.sock, itertools.chain(vectors, [trailer]), batch)
-    else:
-        for index, read in enumerate(reads, part.start):
-            exchange.fill(stream.sock, iovecs(on_host(read.local).data, read.target), batch)
-            batch.finish(index)
-        exchange.fill(stream.sock, iter([trailer]), batch)
-    magic, after = wire.TRAILER.unpack(trailer)
-    if magic != wire.MAGIC:
-        raise ProtocolError(f"{describe(batch.region.address)} lost step on the data connection")
-    batch.check_generation(after)
-
-
-def _scatter(payload: memoryview, batch: ReadBatch, part: range) -> None:
-    start = 0
-    for index in part:
-        _, memory, target = batch.reads[index]
-        local = on_host(memory)
-        length = target.row_bytes * target.num_rows
-        if target.num_rows == 1:
-            local.data[target.offset : target.offset + length] = payload[start : start + length]
-        else:
-            source = np.frombuffer(payload, np.uint8)
-            copy(source, contiguous(start, length), local, target)
-        start += length
-        batch.finish(index)
-
-
-def _write_part(stream: Stream, batch: WriteBatch, part: range) -> None:
-    writes = batch.writes[part.start : part.stop]
-    if not writes:
-        return
-    vectors = iovecs_of([(on_host(local).data, source) for local, source, _ in writes])
-    if length_of([remote for _, _, remote in writes]) <= wire.MAX_EAGER:
-        request = memoryview(_encode_write(wire.Op.WRITE, batch, part, b""))
-        exchange.send(stream.sock, itertools.chain([request], vectors), batch)
-        exchange.answer(stream, batch)
-        return
-    exchange.ask(stream, _encode_write(wire.Op.STREAM, batch, part, b""), batch)
-    exchange.send(stream.sock, vectors, batch)
-    exchange.answer(stream, batch)

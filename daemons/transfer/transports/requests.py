@@ -1,0 +1,118 @@
+"""Requests of one batch over one stream: as many as its ranges need, each asked and answered before the next."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from daemons.core.errors import ProtocolError, TransferError
+from daemons.protocol.segment import Grant, RegionRef, Strided
+from daemons.transfer.capability import encode_grant
+from daemons.transfer.device_memory import on_host
+from daemons.transfer.strided import contiguous, copy, iovecs, iovecs_of, length_of
+from daemons.transfer.transports import exchange, wire
+from daemons.transfer.transports.base import ReadBatch, WriteBatch, describe
+from daemons.transfer.transports.exchange import Stream
+
+_MAX_INLINE_ROWS = 256
+
+
+def parts_of(count: int) -> Iterator[range]:
+    """The reads or writes of each request; one without any where there are none."""
+    for start in range(0, max(count, 1), wire.MAX_RANGES):
+        yield range(start, min(start + wire.MAX_RANGES, count))
+
+
+def encode(
+    op: wire.Op,
+    region: RegionRef,
+    ranges: tuple[Strided, ...],
+    capability: Grant | None,
+    generation: tuple[int, int] | None = None,
+    *,
+    body: bytes = b"",
+) -> bytes:
+    return wire.encode_request(
+        wire.Request(
+            op,
+            region.address.epoch,
+            region.region_id,
+            generation,
+            ranges,
+            b"" if capability is None else encode_grant(capability),
+            body,
+        )
+    )
+
+
+def encode_write(op: wire.Op, batch: WriteBatch, part: range, body: bytes) -> bytes:
+    ranges = tuple(write.remote for write in batch.writes[part.start : part.stop])
+    return encode(op, batch.region, ranges, batch.capability, body=body)
+
+
+def read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
+    """On return its bytes are in place, and the generation was unchanged before and after."""
+    reads = batch.reads[part.start : part.stop]
+    if not reads:
+        return
+    ranges = tuple([read.remote for read in reads])
+    guard = batch.generation
+    word = None if guard is None else (guard.region_id, guard.index)
+    request = encode(wire.Op.READ, batch.region, ranges, batch.capability, word)
+    length = length_of(ranges)
+    if length <= wire.MAX_INLINE and sum(r.num_rows for r in ranges) <= _MAX_INLINE_ROWS:
+        payload, before, after = exchange.ask_small(stream, request, length, batch)
+        batch.check_generation(before)
+        batch.check_generation(after)
+        _scatter(payload, batch, part)
+        return
+    announced, before = exchange.ask(stream, request, batch)
+    if length != announced:
+        raise TransferError(
+            f"{describe(batch.region.address)} announced {announced} bytes, a wrong number"
+        )
+    batch.check_generation(before)
+    trailer = stream.scratch[: wire.TRAILER.size]
+    if batch.on_read is None and batch.progress is None:
+        vectors = iovecs_of([(on_host(local).data, target) for _, local, target in reads])
+        exchange.fill(stream.sock, itertools.chain(vectors, [trailer]), batch)
+    else:
+        for index, read in enumerate(reads, part.start):
+            exchange.fill(stream.sock, iovecs(on_host(read.local).data, read.target), batch)
+            batch.finish(index)
+        exchange.fill(stream.sock, iter([trailer]), batch)
+    magic, after = wire.TRAILER.unpack(trailer)
+    if magic != wire.MAGIC:
+        raise ProtocolError(f"{describe(batch.region.address)} lost step on the data connection")
+    batch.check_generation(after)
+
+
+def _scatter(payload: memoryview, batch: ReadBatch, part: range) -> None:
+    start = 0
+    for index in part:
+        _, memory, target = batch.reads[index]
+        local = on_host(memory)
+        length = target.row_bytes * target.num_rows
+        if target.num_rows == 1:
+            local.data[target.offset : target.offset + length] = payload[start : start + length]
+        else:
+            source = np.frombuffer(payload, np.uint8)
+            copy(source, contiguous(start, length), local, target)
+        start += length
+        batch.finish(index)
+
+
+def write_part(stream: Stream, batch: WriteBatch, part: range) -> None:
+    """On return its bytes are readable at the target."""
+    writes = batch.writes[part.start : part.stop]
+    if not writes:
+        return
+    vectors = iovecs_of([(on_host(local).data, source) for local, source, _ in writes])
+    if length_of([remote for _, _, remote in writes]) <= wire.MAX_EAGER:
+        request = memoryview(encode_write(wire.Op.WRITE, batch, part, b""))
+        exchange.send(stream.sock, itertools.chain([request], vectors), batch)
+        exchange.answer(stream, batch)
+        return
+    exchange.ask(stream, encode_write(wire.Op.STREAM, batch, part, b""), batch)
+    exchange.send(stream.sock, vectors, batch)
+    exchange.answer(stream, batch)
