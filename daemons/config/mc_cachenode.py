@@ -41,6 +41,9 @@ class SegmentSection(Section, frozen=True, kw_only=True):
     directory: DirectoryOrNone = "/dev/shm"
     """A tmpfs; the segment is one file in it, fully allocated at start, with the index of its blocks beside it. Empty:
     memory without a file, which systemd keeps from one process of the unit to the next and frees when it is stopped."""
+    index_directory: DirectoryOrNone = ""
+    """Another tmpfs for the index, where `directory` is a hugetlbfs: files there can be mapped, but not written to.
+    Empty: beside the segment."""
     keep: bool = True
     """Leave segment and index there when the node ends, for the next start with the same node.id, size and directory:
     its blocks are back after a crash, a restart or an upgrade. The memory is taken until the files are removed. With

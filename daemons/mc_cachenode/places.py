@@ -46,16 +46,17 @@ class Place(Protocol):
 
 
 class DirectoryPlace:
-    """`path`, and beside it the index, in a directory of this user alone."""
+    """`path`, and the index beside it or elsewhere, in directories of this user alone."""
 
     does_keep = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, index_path: Path) -> None:
         """Raises ConfigError."""
-        _check_directory(path.parent)
+        for directory in {path.parent, index_path.parent}:
+            _check_directory(directory)
         self.path: Path | None = path
         self._segment_path = path
-        self._index_path = path.with_suffix(".index")
+        self._index_path = index_path
         self.index: IndexFiles = IndexInDirectory(self._index_path)
 
     def reopen(self, size_bytes: int) -> SharedMemory | None:
@@ -84,8 +85,9 @@ class DirectoryPlace:
             self._remove_if_empty()
 
     def _remove_if_empty(self) -> None:
-        with contextlib.suppress(OSError):
-            self._segment_path.parent.rmdir()
+        for directory in {self._segment_path.parent, self._index_path.parent}:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
 
 
 class FdStorePlace:

@@ -227,7 +227,11 @@ def _path_in(directory: Path, node: NodeId, kind: str) -> Path:
 
 def _place(config: SegmentSection, node: NodeId, fd_store: FdStore) -> Place:
     if config.directory:
-        return DirectoryPlace(segment_path(config, node))
+        path = segment_path(config, node)
+        index_path = path.with_suffix(".index")
+        if config.index_directory:
+            index_path = Path(config.index_directory) / path.parent.name / index_path.name
+        return DirectoryPlace(path, index_path)
     if config.keep and not fd_store.is_there:
         log.warning(
             "blocks end with this process: `segment.directory` is empty, and no systemd keeps its memory"

@@ -156,7 +156,8 @@ def _create_file(path: Path, size_bytes: int) -> int:
         if path.exists():
             _remove_stale(path)
         room = os.statvfs(path.parent)
-        if room.f_bavail * room.f_frsize < size_bytes:
+        # A hugetlbfs without a limit of its own says 0.
+        if room.f_blocks and room.f_bavail * room.f_frsize < size_bytes:
             free = format_size(room.f_bavail * room.f_frsize)
             raise ConfigError(
                 f"{path.parent} has {free} free but the segment needs {format_size(size_bytes)}; "

@@ -190,7 +190,8 @@ def _check_memory(topology: Topology, memlock_bytes: int | None) -> Iterator[Fin
             "info",
             "hugepages",
             "none are reserved: segments use small pages, which are slower to allocate and register",
-            "sysctl vm.nr_hugepages=N (2 MiB each), and a hugetlbfs mount as segment.directory",
+            "sysctl vm.nr_hugepages=N (2 MiB each), a hugetlbfs mount as segment.directory, and a tmpfs as "
+            "segment.index_directory",
         )
 
 

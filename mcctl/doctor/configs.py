@@ -116,7 +116,15 @@ def _check_segment(item: Loaded) -> Iterator[Finding]:
             problem=f"{what} is on {found.kind}: blocks are written to a disk",
             fix=f"mount -t tmpfs -o size={_with_room(wanted)} tmpfs {place}",
         )
-    if found.size_bytes < wanted:
+    if found.kind == "hugetlbfs" and segment.keep and not segment.index_directory:
+        yield Finding(
+            severity="error",
+            area="memory",
+            what=str(place),
+            problem=f"{what} is a hugetlbfs, where no index can be written: blocks end with their process",
+            fix="name a tmpfs as `segment.index_directory`, e.g. /dev/shm",
+        )
+    if found.size_bytes and found.size_bytes < wanted:
         yield Finding(
             severity="error",
             area="memory",

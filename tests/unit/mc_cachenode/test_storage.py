@@ -1,7 +1,9 @@
 """Whatever lies where a node keeps its files, it starts or says why not; and it writes to no file of another."""
 
 import os
-from collections.abc import Callable
+import re
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,31 @@ def test_a_link_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
     path.parent.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="no directory of this user"):
         open_and_close(tmp_path)
+
+
+@pytest.fixture
+def huge_pages(tmp_path: Path) -> Iterator[Path]:
+    """A hugetlbfs, where some pages are set apart for it."""
+    free = re.search(r"HugePages_Free:\s+(\d+)", Path("/proc/meminfo").read_text())
+    if os.geteuid() != 0 or free is None or int(free[1]) < 2:
+        pytest.skip("needs root and two free huge pages: sysctl -w vm.nr_hugepages=2")
+    place = tmp_path / "huge"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "hugetlbfs", "none", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_segment_of_huge_pages_is_taken_over_by_an_index_elsewhere(
+    tmp_path: Path, huge_pages: Path
+) -> None:
+    config = SegmentSection(
+        size="4MiB", directory=str(huge_pages), index_directory=str(tmp_path / "index")
+    )
+    for content in (0, 7):
+        storage = open_storage(config, NODE, lambda *_: None, FdStore())
+        assert storage.segment.array[4096] == content
+        storage.segment.array[4096] = 7
+        assert storage.is_index_written
+        storage.close()
+    assert [path.suffix for path in huge_pages.rglob("node-a.*")] == [".segment"]
