@@ -186,14 +186,16 @@ build_release() {
     run "$python" -m venv "$release"
     if [ -n "$wheelhouse" ]; then
         export PIP_CONFIG_FILE=/dev/null # which could name other places
-        run "${pip[@]}" install --quiet --no-index --find-links "$wheelhouse" "mooncake-mc$extras"
+        run "${pip[@]}" install --quiet --no-compile --no-index --find-links "$wheelhouse" "mooncake-mc$extras"
     else
         # From a copy: setuptools builds in the source's own folder, and would leave root's files there.
         run mkdir "$work/source"
         run cp -r "$source_dir"/{pyproject.toml,README.md,LICENSE,mcctl,daemons} "$work/source"
         requirement="$work/source$extras"
-        run "${pip[@]}" install --quiet "$requirement"
+        run "${pip[@]}" install --quiet --no-compile "$requirement"
     fi
+    # On all cores, where pip would take one. A file of a package that is for another Python is none of ours.
+    run "$release/bin/python" -m compileall -qq -j 0 "$release/lib" || true
     run "$release/bin/mcctl" --version
     run "$release/bin/mc-master" --check
     run touch "$release/complete"
@@ -340,12 +342,24 @@ our_units() {
 }
 
 uninstall_all() {
-    local file units=()
     check_host
     if [ ! -e "$prefix/manifest" ]; then
         say "nothing is installed in $prefix"
-        exit 0
+    else
+        remove_program
     fi
+    if [ "$purge" = 1 ]; then
+        run rm -rf "$CONFIG_DIR" "$STATE_DIR"
+        run rm -f "$CREDENTIALS_DIR"/mc-{master,cachenode,prefill,decode,gateway}{,-*}.{key,s3} "$CREDENTIALS_DIR/mooncake.secret"
+        ! getent passwd mooncake >/dev/null || run userdel mooncake
+        ! getent group mooncake >/dev/null || run groupdel mooncake
+    else
+        say "$CONFIG_DIR, $STATE_DIR and the user mooncake stay; --uninstall --purge removes them too"
+    fi
+}
+
+remove_program() {
+    local file units=()
     mapfile -t units < <(our_units)
     if [ ${#units[@]} -gt 0 ]; then
         say "stopping ${units[*]}"
@@ -356,14 +370,6 @@ uninstall_all() {
     run rm -rf "$prefix"/{releases,shipped,current,bin,lib,pyvenv.cfg,manifest}
     [ "$dry_run" = 1 ] || rmdir "$prefix" 2>/dev/null || say "$prefix is not empty and stays"
     reload_systemd
-    if [ "$purge" = 1 ]; then
-        run rm -rf "$CONFIG_DIR" "$STATE_DIR"
-        run rm -f "$CREDENTIALS_DIR"/mc-{master,cachenode,prefill,decode,gateway}{,-*}.{key,s3} "$CREDENTIALS_DIR/mooncake.secret"
-        ! getent passwd mooncake >/dev/null || run userdel mooncake
-        ! getent group mooncake >/dev/null || run groupdel mooncake
-    else
-        say "$CONFIG_DIR, $STATE_DIR and the user mooncake stay; --uninstall --purge removes them too"
-    fi
 }
 
 parse "$@"

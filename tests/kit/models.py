@@ -29,7 +29,7 @@ def make_tiny_model(directory: Path, family: Family = "llama", *, seed: int = 0)
             if parameter.ndim > 1:
                 parameter.mul_(10.0 if "layers" in name else 2.0)
     model.save_pretrained(directory)
-    _write_tokenizer(directory)
+    write_tokenizer(directory)
     return directory
 
 
@@ -59,7 +59,8 @@ def _config(family: Family) -> Any:
     )
 
 
-def _write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path) -> None:
+    """Byte by byte, with a chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

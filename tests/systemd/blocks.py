@@ -1,15 +1,18 @@
 """Run on the test's machine, by its installed Python: puts blocks into a cache node over TCP, and reads them back.
 
-blocks.py put CONTROL NUM     print how many the node acknowledged
-blocks.py check MASTER NUM    print how many the master finds and have their bytes
+blocks.py put CONTROL FIRST NUM     print how many the node acknowledged
+blocks.py check MASTER FIRST NUM    print how many the master finds and have their bytes
+blocks.py wait MASTER FIRST NUM     the same, once it is all of them or a minute has passed
 """
 
 import sys
+import time
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daemons.client.store import BlockReader, put_blocks
+from daemons.core.errors import McError
 from daemons.core.ids import BlockHash, new_epoch
 from daemons.protocol.block import BlockMeta, Locate, LocateReply, PutBlock
 from daemons.protocol.segment import Source, Strided
@@ -19,22 +22,23 @@ from daemons.transfer import TransferEngine
 NUM_LAYERS = 4
 ROW_BYTES = 4096
 BLOCK_BYTES = 2 * NUM_LAYERS * ROW_BYTES
+WAIT_S = 60.0
 
 
-def content(num: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(11).integers(0, 256, num * BLOCK_BYTES, np.uint8)
+def content(first: int, num: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(first).integers(0, 256, num * BLOCK_BYTES, np.uint8)
 
 
 def name_of(number: int) -> BlockHash:
     return BlockHash(number.to_bytes(16, "big"))
 
 
-def put(engine: TransferEngine, control: str, num: int) -> int:
-    region = engine.register(content(num))
+def put(engine: TransferEngine, control: str, first: int, num: int) -> int:
+    region = engine.register(content(first, num))
     blocks = [
         PutBlock(
             meta=BlockMeta(
-                hash=name_of(number),
+                hash=name_of(first + number),
                 parent=name_of(1 << 100),
                 namespace=b"systemd-test",
                 depth=0,
@@ -58,23 +62,38 @@ def put(engine: TransferEngine, control: str, num: int) -> int:
         return put_blocks(client, blocks).results.count("stored")
 
 
-def check(engine: TransferEngine, master: str, num: int) -> int:
+def check(engine: TransferEngine, master: str, first: int, num: int) -> int:
+    hashes = [name_of(first + n) for n in range(num)]
     with SyncClient(master) as client:
-        reply = client.request(Locate(hashes=[name_of(n) for n in range(num)], lease_ms=0))
+        reply = client.request(Locate(hashes=hashes, lease_ms=0))
     assert isinstance(reply, LocateReply)
-    reader, expected = BlockReader(engine), content(num).reshape(num, BLOCK_BYTES)
+    reader, expected = BlockReader(engine), content(first, num).reshape(num, BLOCK_BYTES)
     found = [(n, replicas[0]) for n, replicas in enumerate(reply.replicas) if replicas]
     return sum(reader.read_block(where) == expected[n].tobytes() for n, where in found)
+
+
+def wait(engine: TransferEngine, master: str, first: int, num: int) -> int:
+    deadline_s, found = time.monotonic() + WAIT_S, -1
+    while found < num and time.monotonic() < deadline_s:
+        try:
+            found = check(engine, master, first, num)
+        except McError:  # the master or the node is not there yet
+            found = -1
+        if found < num:
+            time.sleep(0.1)
+    return found
 
 
 def main(words: list[str]) -> None:
     engine = TransferEngine(epoch=new_epoch(), transports=("tcp",))
     try:
         match words:
-            case ["put", control, num]:
-                result = put(engine, control, int(num))
-            case ["check", master, num]:
-                result = check(engine, master, int(num))
+            case ["put", control, first, num]:
+                result = put(engine, control, int(first), int(num))
+            case ["check", master, first, num]:
+                result = check(engine, master, int(first), int(num))
+            case ["wait", master, first, num]:
+                result = wait(engine, master, int(first), int(num))
             case _:
                 raise SystemExit(__doc__)
     finally:

@@ -12,6 +12,9 @@ mount -t tmpfs -o mode=755 disk "$folder"
 mkdir -p "$folder/disk"/{changes,work,root}
 mount -t overlay host -o "lowerdir=/,upperdir=$folder/disk/changes,workdir=$folder/disk/work" "$root"
 
+# An installation of this host's own is not there.
+rm -rf "$root"/{etc,opt,var/lib}/mooncake "$root"/etc/credstore "$root"/usr/local/lib/{systemd,sysusers.d,tmpfiles.d}
+
 # What this host's packages have enabled is of no use here: only the journal and dbus remain.
 mask() { ln -sf /dev/null "$root/etc/systemd/system/$1"; }
 rm -rf "$root"/etc/systemd/system/* "$root"/usr/lib/systemd/system-generators/*

@@ -5,87 +5,36 @@ REQUIRE=systemd in the environment failed. It has no network but lo, so the prog
 WHEELHOUSE names one that is there already (`make wheelhouse ENGINE=0`).
 """
 
+import importlib.util
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from kit.daemon import wait_for
+from systemd.able import own_cgroup, why_not
+from systemd.machine import ENGINE, REMARKS, SCRIPTS, SOURCE, WHEELHOUSE, Machine
 
 HERE = Path(__file__).parent
-SOURCE, WHEELHOUSE, SCRIPTS = "/mnt/source", "/mnt/wheelhouse", "/mnt/scripts"
 BOOT_S = 60
-_ENVIRONMENT = {
-    "HOME": "/root",
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-}
-_TOOLS = ("systemctl", "dbus-daemon", "unshare", "nsenter", "setpriv", "pivot_root", "ip", "make")
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """`run` is a command as root on it; paths under `root` are its files."""
-
-    pid: int
-
-    @property
-    def root(self) -> Path:
-        return Path(f"/proc/{self.pid}/root")
-
-    def run(
-        self, *words: str, fails: bool = False, timeout_s: float = 280.0
-    ) -> subprocess.CompletedProcess[str]:
-        """`fails`: it may; else a status that is not 0 fails the test."""
-        namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
-        done = subprocess.run(
-            ["nsenter", "--target", str(self.pid), *namespaces, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=_ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            timeout=timeout_s,
-        )
-        if done.returncode and not fails:
-            tail = self.run("journalctl", "--no-pager", "--lines", "40", fails=True).stdout
-            pytest.fail(f"{words}: {done.stdout}{done.stderr}\n{tail}")
-        return done
-
-    def show(self, unit: str, name: str) -> str:
-        return self.run("systemctl", "show", "--value", "--property", name, unit).stdout.strip()
-
-    def journal(self, unit: str) -> str:
-        return self.run("journalctl", "--unit", unit, "--output", "cat", "--no-pager").stdout
-
-    def write(self, path: str, text: str) -> None:
-        """Readable for the daemons' user, as what install.sh puts in /etc/mooncake."""
-        file = self.root / path.lstrip("/")
-        file.write_text(text)
-        file.chmod(0o644)
+TEST_S = 600
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Minutes on a busy machine, so only for whoever names this folder, as `make test-systemd` does."""
-    if any(HERE.name in Path(argument).parts for argument in config.args):
-        return
+    is_named = any(HERE.name in Path(argument).parts for argument in config.args)
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="run by make test-systemd"))
+            item.add_marker(pytest.mark.timeout(TEST_S))
+            if not is_named:
+                item.add_marker(pytest.mark.skip(reason="run by make test-systemd"))
 
 
-def _why_not() -> str:
-    if os.geteuid() != 0:
-        return "namespaces with a systemd need root"
-    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    if missing:
-        return f"not installed: {' '.join(missing)}"
-    if not Path("/usr/lib/systemd/systemd").exists():
-        return "systemd is not installed"
-    return "" if _cgroups() else "no cgroup2 hierarchy is mounted"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in REMARKS:
+        terminalreporter.write_line(line)
 
 
 def _skip(why: str) -> None:
@@ -94,19 +43,9 @@ def _skip(why: str) -> None:
     pytest.skip(why)
 
 
-def _cgroups() -> Path | None:
-    """The cgroup that this process is in."""
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, where, kind, *_ = line.split()
-        if kind == "cgroup2":
-            own = [x for x in Path("/proc/self/cgroup").read_text().split() if x.startswith("0::")]
-            return Path(where) / own[0].removeprefix("0::").lstrip("/")
-    return None
-
-
 @pytest.fixture(scope="session")
 def wheelhouse(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if why := _why_not():
+    if why := why_not():
         _skip(why)
     if "WHEELHOUSE" in os.environ:
         return Path(os.environ["WHEELHOUSE"])
@@ -128,14 +67,14 @@ def machine(
     checkout: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
     folder = tmp_path_factory.mktemp("machine")
-    parent = _cgroups()
+    parent = own_cgroup()
     assert parent is not None
     cgroup = parent / f"mooncake-test-{os.getpid()}"
     cgroup.mkdir()
     log = (folder / "log").open("wb")
     disk = folder / "disk"
     disk.mkdir()
-    shares = [checkout, SOURCE, wheelhouse, WHEELHOUSE, HERE, SCRIPTS]
+    shares = [checkout, SOURCE, wheelhouse, WHEELHOUSE, HERE, SCRIPTS, _engine(), ENGINE]
     # The first process enters the cgroup and only then makes it the root of its own view. Whoever of setpriv's chain
     # is killed takes all that is inside with it.
     process = subprocess.Popen(
@@ -157,6 +96,19 @@ def machine(
         process.wait()
         log.close()
         _remove_cgroup(cgroup)
+
+
+@pytest.fixture(scope="session")
+def before(machine: Machine) -> set[str]:
+    """The files of a machine that nothing was installed on: ask for it first."""
+    return machine.files()
+
+
+def _engine() -> Path:
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    return Path(torch.origin).parent.parent
 
 
 def _booted(process: "subprocess.Popen[bytes]", log: Path) -> Machine:
