@@ -2,7 +2,7 @@
 
 blocks.py put CONTROL FIRST NUM     print how many the node acknowledged
 blocks.py check MASTER FIRST NUM    print how many the master finds and have their bytes
-blocks.py wait MASTER FIRST NUM     the same, once it is all of them or a minute has passed
+blocks.py wait MASTER FIRST... NUM  the same of several such rows, once it is all of them or a minute has passed
 """
 
 import sys
@@ -92,8 +92,8 @@ def main(words: list[str]) -> None:
                 result = put(engine, control, int(first), int(num))
             case ["check", master, first, num]:
                 result = check(engine, master, int(first), int(num))
-            case ["wait", master, first, num]:
-                result = wait(engine, master, int(first), int(num))
+            case ["wait", master, *firsts, num]:
+                result = sum(wait(engine, master, int(first), int(num)) for first in firsts)
             case _:
                 raise SystemExit(__doc__)
     finally:

@@ -89,9 +89,9 @@ def put_blocks(machine: Machine, unit: str) -> None:
 
 def expect_blocks(machine: Machine, *units: str) -> None:
     """The master finds them, sooner or later, and they have their bytes."""
-    for unit in units:
-        first = list(CONTROL).index(unit) * NUM_BLOCKS
-        assert blocks(machine, "wait", ENDPOINT, str(first), str(NUM_BLOCKS)) == NUM_BLOCKS
+    firsts = [str(list(CONTROL).index(unit) * NUM_BLOCKS) for unit in units]
+    found = blocks(machine, "wait", ENDPOINT, *firsts, str(NUM_BLOCKS))
+    assert found == NUM_BLOCKS * len(units)
 
 
 def _curl(max_tokens: int, *, stream: bool) -> list[str]:

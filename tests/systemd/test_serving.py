@@ -120,7 +120,7 @@ def test_stop_keeps_the_files_and_gives_the_memory_of_the_fd_store_back(machine:
 
 def test_killed_daemons_are_back_and_the_cache_is_what_it_was(machine: Machine) -> None:
     answer = expect_chat(machine)
-    for together in ((MASTER,), (NODE_A, NODE_B), (PREFILL, DECODE), (GATEWAY,)):
+    for together in ((MASTER,), (NODE_A, NODE_B), (PREFILL, DECODE, GATEWAY)):
         old = pids(machine, *together)
         machine.run("systemctl", "kill", "--signal", "KILL", *together)
         wait_until_new(machine, old)
