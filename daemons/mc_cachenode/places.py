@@ -50,8 +50,9 @@ class DirectoryPlace:
 
     does_keep = True
 
-    def __init__(self, path: Path, index_path: Path) -> None:
+    def __init__(self, path: Path, index_path: Path | None = None) -> None:
         """Raises ConfigError."""
+        index_path = index_path or path.with_suffix(".index")
         for directory in {path.parent, index_path.parent}:
             _check_directory(directory)
         self.path: Path | None = path

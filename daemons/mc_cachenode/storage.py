@@ -227,11 +227,9 @@ def _path_in(directory: Path, node: NodeId, kind: str) -> Path:
 
 def _place(config: SegmentSection, node: NodeId, fd_store: FdStore) -> Place:
     if config.directory:
-        path = segment_path(config, node)
-        index_path = path.with_suffix(".index")
-        if config.index_directory:
-            index_path = Path(config.index_directory) / path.parent.name / index_path.name
-        return DirectoryPlace(path, index_path)
+        place = Path(config.index_directory)
+        index_path = _path_in(place, node, "index") if config.index_directory else None
+        return DirectoryPlace(segment_path(config, node), index_path)
     if config.keep and not fd_store.is_there:
         log.warning(
             "blocks end with this process: `segment.directory` is empty, and no systemd keeps its memory"
