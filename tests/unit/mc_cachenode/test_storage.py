@@ -112,8 +112,8 @@ def test_a_segment_of_huge_pages_is_taken_over_by_an_index_elsewhere(
     )
     for content in (0, 7):
         storage = open_storage(config, NODE, lambda *_: None, FdStore())
-        assert storage.segment.array[4096] == content
-        storage.segment.array[4096] = 7
+        assert storage.first.segment.array[4096] == content
+        storage.first.segment.array[4096] = 7
         assert storage.is_index_written
         storage.close()
     assert [path.suffix for path in huge_pages.rglob("node-a.*")] == [".segment"]
