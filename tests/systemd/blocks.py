@@ -1,8 +1,9 @@
 """Run on the test's machine, by its installed Python: puts blocks into a cache node over TCP, and reads them back.
 
 blocks.py put CONTROL FIRST NUM     print how many the node acknowledged
-blocks.py check MASTER FIRST NUM    print how many the master finds and have their bytes
-blocks.py wait MASTER FIRST... NUM  the same of several such rows, once it is all of them or a minute has passed
+blocks.py wait MASTER FIRST... NUM  print how many of these rows the master finds and have their bytes, once it is all
+                                    of them or a minute has passed
+blocks.py gone MASTER FIRST NUM     print how many the master finds, once it is none or a minute has passed
 """
 
 import sys
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash, new_epoch
-from daemons.protocol.block import BlockMeta, Locate, LocateReply, PutBlock
+from daemons.protocol.block import BlockLocation, BlockMeta, Locate, LocateReply, PutBlock
 from daemons.protocol.segment import Source, Strided
 from daemons.rpc import SyncClient
 from daemons.transfer import TransferEngine
@@ -62,13 +63,18 @@ def put(engine: TransferEngine, control: str, first: int, num: int) -> int:
         return put_blocks(client, blocks).results.count("stored")
 
 
-def check(engine: TransferEngine, master: str, first: int, num: int) -> int:
+def locate(master: str, first: int, num: int) -> dict[int, BlockLocation]:
+    """By number in the row."""
     hashes = [name_of(first + n) for n in range(num)]
     with SyncClient(master) as client:
         reply = client.request(Locate(hashes=hashes, lease_ms=0))
     assert isinstance(reply, LocateReply)
+    return {n: replicas[0] for n, replicas in enumerate(reply.replicas) if replicas}
+
+
+def check(engine: TransferEngine, master: str, first: int, num: int) -> int:
     reader, expected = BlockReader(engine), content(first, num).reshape(num, BLOCK_BYTES)
-    found = [(n, replicas[0]) for n, replicas in enumerate(reply.replicas) if replicas]
+    found = locate(master, first, num).items()
     return sum(reader.read_block(where) == expected[n].tobytes() for n, where in found)
 
 
@@ -84,14 +90,21 @@ def wait(engine: TransferEngine, master: str, first: int, num: int) -> int:
     return found
 
 
+def gone(master: str, first: int, num: int) -> int:
+    deadline_s = time.monotonic() + WAIT_S
+    while (found := len(locate(master, first, num))) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return found
+
+
 def main(words: list[str]) -> None:
     engine = TransferEngine(epoch=new_epoch(), transports=("tcp",))
     try:
         match words:
             case ["put", control, first, num]:
                 result = put(engine, control, int(first), int(num))
-            case ["check", master, first, num]:
-                result = check(engine, master, int(first), int(num))
+            case ["gone", master, first, num]:
+                result = gone(master, int(first), int(num))
             case ["wait", master, *firsts, num]:
                 result = sum(wait(engine, master, int(first), int(num)) for first in firsts)
             case _:

@@ -108,7 +108,7 @@ def test_blocks_are_back_after_a_restart_from_files_and_from_the_fd_store(machin
 
 def test_stop_keeps_the_files_and_gives_the_memory_of_the_fd_store_back(machine: Machine) -> None:
     machine.run("systemctl", "stop", NODE_A, NODE_B)
-    assert blocks(machine, "check", ENDPOINT, "0", str(2 * NUM_BLOCKS)) == 0
+    assert blocks(machine, "gone", ENDPOINT, "0", str(2 * NUM_BLOCKS)) == 0
     assert machine.show(MOUNT, "ActiveState") == "active"
     assert machine.show(NODE_B, "NFileDescriptorStore") == "0"
     machine.run("systemctl", "start", NODE_A, NODE_B)

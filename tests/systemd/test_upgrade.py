@@ -53,7 +53,7 @@ def test_keys_and_secret_are_credentials_of_the_units(machine: Machine) -> None:
         machine.write(config_file(unit), CONFIGS[unit] + security(machine, unit))
     machine.run("systemctl", "start", "mooncake.target", *UNITS)
     expect_chat(machine)
-    assert alive(machine) == 5
+    wait_for(lambda: alive(machine) == 5, WAIT_S, "all nodes to join with their keys")
     assert machine.run("mcctl", "node", "list", fails=True).returncode in (5, 7)
 
 
@@ -75,10 +75,8 @@ def test_upgrade_restarts_nothing_and_a_rolling_restart_loses_no_answer(
     streams = Streams(machine, tmp_path, NUM_STREAMS)
     for unit in (MASTER, NODE_A, NODE_B, DECODE, PREFILL, GATEWAY):  # as mc-deploy(7) has it
         machine.run("systemctl", "restart", unit)
-        assert (
-            f"/releases/{second}/"
-            in machine.run("ps", "-o", "args=", str(main_pid(machine, unit))).stdout
-        )
+        command = machine.run("cat", f"/proc/{main_pid(machine, unit)}/cmdline").stdout
+        assert f"/releases/{second}/" in command
     streams.expect_all()
     assert expect_chat(machine) == answer
 
