@@ -122,7 +122,7 @@ def test_a_store_that_is_down_costs_misses_and_is_used_once_it_is_back(
             put_all(pool, source, more)
             assert {each.tier for each in pool.wait_until_sealed(more)} == {"dram"}
             object_server.start()
-            wait_for(lambda: len(pool.match(hashes)) == NUM_BLOCKS, 30)
+            wait_for(lambda: len(pool.match(hashes)) == NUM_BLOCKS, 90)  # it rests ever longer
             assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
 
 
