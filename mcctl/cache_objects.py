@@ -1,5 +1,6 @@
 """mcctl cache get, put, rm, export, import, and what list and stat say of objects."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import typer
 
 from daemons.client.objects import ObjectStat, Store, ValueType
-from daemons.core.errors import ConfigError, NotFound, Rejected, Unavailable
+from daemons.core.errors import ConfigError, Exhausted, NotFound, Rejected, Unavailable
 from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.objects import ListedName, NamespaceStat
 from mcctl import render
@@ -63,7 +64,7 @@ class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @prints(PutResult)
-def put(
+def put(  # noqa: PLR0913,PLR0917  # options of a verb
     context: typer.Context,
     name: NameArgument,
     file: Annotated[str, typer.Argument(help="A file with the value; - for stdin.")] = "-",
@@ -71,16 +72,26 @@ def put(
     replace: Annotated[
         bool, typer.Option("--replace", help="In place of what is there, as a new version.")
     ] = False,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=8, help="On so many hosts; 0: what the pool wants.")
+    ] = 0,
+    min_sealed: Annotated[
+        int, typer.Option(min=1, max=8, help="Return when it is on so many of them.")
+    ] = 1,
 ) -> None:
     """Put a value under a name. The same bytes again succeed; other bytes under a taken name need --replace.
 
     \b
     Example: mcctl cache put weights-7 weights.bin --namespace training
     """
+    if min_sealed > max(1, replicas):
+        raise typer.BadParameter(f"--min-sealed {min_sealed} needs as many --replicas")
     settings = settings_of(context)
     value = _read(file)
     with open_store(settings, namespace) as store:
-        version = (store.replace if replace else store.put)(_name(name), value, like=ValueType())
+        version = (store.replace if replace else store.put)(
+            _name(name), value, like=ValueType(), replicas=replicas, min_sealed=min_sealed
+        )
     result = PutResult(name=shown(_name(name)), num_bytes=_size(value), version=version)
     if settings.output == "json":
         render.emit_json(result)
@@ -118,10 +129,7 @@ def get(
     if out is None:
         sys.stdout.buffer.write(value)
         return
-    try:
-        out.write_bytes(value)
-    except OSError as error:
-        raise ConfigError(f"{out}: {error.strerror}") from None
+    write_value(out, value)
     if settings.output == "json":
         render.emit_json(GetResult(name=name, num_bytes=len(value), path=str(out)))
 
@@ -287,6 +295,21 @@ def open_store(settings: Settings, namespace: str) -> Store:
         timeout_s=settings.wait_s,
         key_file=settings.key_file,
     )
+
+
+def write_value(out: Path, value: bytes) -> None:
+    """A new file is written whole or not at all. Raises Exhausted where there is no room for it, ConfigError."""
+    was_there = out.exists()
+    try:
+        out.write_bytes(value)
+    except OSError as error:
+        if not was_there:
+            out.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Exhausted(
+                f"{out}: {error.strerror}; {format_size(len(value))} are to be written"
+            ) from None
+        raise ConfigError(f"{out}: {error.strerror}") from None
 
 
 def _emit_archive(settings: Settings, path: Path, num_objects: int, num_bytes: int) -> None:

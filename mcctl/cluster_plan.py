@@ -51,6 +51,10 @@ class ClusterOptions:
     """On a tmpfs: segments stay there when the cluster ends, and the next one has their blocks."""
     ssd_directory: Path | None = None
     """A tier below DRAM there, which stays like the segments' files; None: none."""
+    object_bucket: str = ""
+    """A tier below that, in this bucket, which stays too; empty: none."""
+    object_endpoint: str = ""
+    object_credentials: Path | None = None
     ssd_capacity: str = "8GiB"
     http_port: int | None = None
     paced: str | None = None
@@ -157,6 +161,13 @@ def _memory_tables(options: ClusterOptions, scratch: Path) -> Tables:
             "directory": str(options.ssd_directory),
             "capacity": options.ssd_capacity,
             "bucket": min(usual, num_bytes // 8 // MIB * MIB or MIB),
+        }
+    if options.object_bucket:
+        credentials = options.object_credentials
+        tables["object"] = {
+            "bucket": options.object_bucket,
+            "endpoint": options.object_endpoint,
+            "credentials_file": "" if credentials is None else str(credentials),
         }
     return tables
 

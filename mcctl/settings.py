@@ -9,6 +9,7 @@ import msgspec
 
 from daemons.config.base import Section, load_config
 from daemons.config.common import Seconds
+from daemons.config.forms import is_endpoint
 from daemons.core.errors import ConfigError
 from daemons.core.ids import PublicKey
 from daemons.protocol.address import is_public_key, split_key, with_key
@@ -68,7 +69,7 @@ class Settings:
     @property
     def master(self) -> str:
         """The master's endpoint, with its key where that is known. A local cluster has none."""
-        named = self.endpoint or self.file.endpoint
+        named = self._named
         local = None if named else _local("master")
         return local or with_key(named or DEFAULT_ENDPOINT, self._master_key)
 
@@ -84,6 +85,14 @@ class Settings:
         return os.environ.get("MCCTL_API_KEY", "")
 
     @property
+    def _named(self) -> str:
+        """The flag, $MCCTL_ENDPOINT, mcctl.toml."""
+        given = os.environ.get("MCCTL_ENDPOINT", "")
+        if given and not is_endpoint(given):
+            raise ConfigError(f"$MCCTL_ENDPOINT: {given!r} is no endpoint; write tcp://HOST:PORT")
+        return self.endpoint or given or self.file.endpoint
+
+    @property
     def _master_key(self) -> PublicKey | None:
         given = self.master_key_flag or os.environ.get("MCCTL_MASTER_KEY", "")
         found = given or self.file.master_key
@@ -94,7 +103,7 @@ class Settings:
     @property
     def events(self) -> str:
         """Where the master publishes: the port after its own, unless a local cluster says otherwise."""
-        local = None if self.endpoint or self.file.endpoint else _local("events")
+        local = None if self._named else _local("events")
         if local:
             return local
         address, key = split_key(self.master)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from daemons.client.async_sessions import AsyncSessions
+from daemons.client.default_master import default_key_file, default_master
 from daemons.client.object_client import ClientOptions, ObjectClient
 from daemons.client.object_format import ValueType, as_name, packed_text, type_of
 from daemons.client.object_values import as_array, targets_of
@@ -33,7 +34,7 @@ class AsyncStore:
 
     def __init__(  # noqa: PLR0913  # settings of a client, by keyword
         self,
-        master: str = "tcp://127.0.0.1:7700",
+        master: str | None = None,
         *,
         namespace: Name = b"",
         timeout_s: float = 5.0,
@@ -43,6 +44,8 @@ class AsyncStore:
         key_file: Path | None = None,
         num_threads: int | None = None,
     ) -> None:
+        if master is None:
+            master, key_file = default_master(), key_file or default_key_file()
         self.master = address_of(master)
         self._client = ObjectClient(
             master,

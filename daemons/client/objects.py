@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from daemons.client.default_master import default_key_file, default_master
 from daemons.client.object_client import ClientOptions, ObjectClient
 from daemons.client.object_fetch import Value
 from daemons.client.object_format import Kind, ValueType, as_name, packed_text, type_of
@@ -32,6 +33,8 @@ _One = TypeVar("_One")
 class Store:
     """Thread safe. One per process is enough; close it, or use it in a `with`.
 
+    Without `master` it is that of $MCCTL_ENDPOINT, else of the cluster of `mcctl cluster up`, else loopback's.
+
     `engine`: one of the caller's, whose registered regions are then known to it already. Without it the store has an
     engine of its own that listens at `bind_host`, where cache nodes of other hosts must reach it. `secret` is the
     cluster's, for daemons. `key_file` is needed where the master has keys: `master` is its endpoint then, with # and
@@ -40,7 +43,7 @@ class Store:
 
     def __init__(  # noqa: PLR0913  # settings of a client, by keyword
         self,
-        master: str = "tcp://127.0.0.1:7700",
+        master: str | None = None,
         *,
         namespace: Name = b"",
         timeout_s: float = 5.0,
@@ -50,6 +53,8 @@ class Store:
         key_file: Path | None = None,
         num_threads: int | None = None,
     ) -> None:
+        if master is None:
+            master, key_file = default_master(), key_file or default_key_file()
         self.master = address_of(master)
         self._client = ObjectClient(
             master,

@@ -101,6 +101,16 @@ def up(
     ssd_capacity: Annotated[
         str, typer.Option(help="Of each cache node's SSD tier.", callback=check_size)
     ] = "8GiB",
+    object_bucket: Annotated[
+        str, typer.Option(help="Give the pool a tier in this bucket; it is kept.")
+    ] = "",
+    object_endpoint: Annotated[
+        str, typer.Option(help="Of the store, such as http://127.0.0.1:9000; default: AWS.")
+    ] = "",
+    object_credentials: Annotated[
+        Path | None,
+        typer.Option(help="As ~/.aws/credentials; default: the environment's.", resolve_path=True),
+    ] = None,
     paced: Annotated[
         str | None,
         typer.Option(
@@ -139,6 +149,9 @@ def up(
         segment_directory=segment_directory,
         ssd_directory=ssd_directory,
         ssd_capacity=ssd_capacity,
+        object_bucket=object_bucket,
+        object_endpoint=object_endpoint,
+        object_credentials=object_credentials,
         http_port=port,
         paced=None if paced is None else _profile(paced),
         ttft_slo_s=ttft_slo,

@@ -89,3 +89,20 @@ def test_override_that_the_daemon_would_refuse_is_refused_here(tmp_path: Path) -
 def test_toml_survives_awkward_values() -> None:
     tables = {"models": {"a.b/c": '/x "y"\\z'}, "t": {"list": ["shm"], "yes": True, "f": 1.5}}
     assert tomli.loads(to_toml(tables)) == tables  # type: ignore[arg-type]
+
+
+def test_an_object_tier_is_of_every_cache_node(tmp_path: Path) -> None:
+    options = ClusterOptions(
+        model=Path("/m"),
+        num_cachenodes=2,
+        object_bucket="kv",
+        object_endpoint="http://127.0.0.1:9000",
+        object_credentials=Path("/keys/s3"),
+    )
+    plan = plan_cluster(options, tmp_path, SCRATCH)
+    wanted = {
+        "bucket": "kv",
+        "endpoint": "http://127.0.0.1:9000",
+        "credentials_file": "/keys/s3",
+    }
+    assert [d.tables.get("object") for d in plan.daemons if d.role == "cachenode"] == [wanted] * 2
