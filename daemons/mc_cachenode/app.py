@@ -61,7 +61,7 @@ class CachenodeApp:
         self._metrics = CachenodeMetrics()
         self._ports = Ports(config, self.loop, self._metrics, self._hello, self._handle)
         self.endpoint = self._ports.server.endpoint
-        self._known_segments = SegmentList(state_path(config.node.state_dir, self._node))
+        self._known_segments = self._open_list()
         opened, self._storage = self._open_memory()
         self._replicas = self._storage.replicas
         self._workers = CopyWorkers(config.copy.workers, config.copy.max_queued_blocks)
@@ -130,6 +130,14 @@ class CachenodeApp:
         self.loop.close()
 
     # Made once, at the start.
+
+    def _open_list(self) -> SegmentList:
+        """Raises ConfigError."""
+        try:
+            return SegmentList(state_path(self._config.node.state_dir, self._node), self._node)
+        except BaseException:
+            self._ports.close_data()
+            raise
 
     def _open_memory(self) -> tuple[list[OpenedTier], Storage]:
         """Lower tiers and segments. Raises ConfigError, Exhausted."""

@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from daemons.core.errors import Exhausted
+from daemons.core.errors import ConfigError, Exhausted
+from daemons.core.ids import NodeId
 from daemons.service.paths import write_durably
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class AddedSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class _Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    node: str = ""
     next_number: int = 1
     segments: list[AddedSegment] = msgspec.field(default_factory=list)
 
@@ -41,9 +43,15 @@ class _Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class SegmentList:
     """Loop thread only. A file that cannot be understood is set aside, and said: the node starts without them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, node: NodeId) -> None:
+        """Raises ConfigError for the list of another node, whose segments this one would lend a second time."""
         self._path = directory / _FILE
+        self._node = node
         self._contents = _read(self._path)
+        if self._contents.node not in ("", node):
+            raise ConfigError(
+                f"{self._path} is of node {self._contents.node}, this is {node}; give each its own node.state_dir"
+            )
 
     @property
     def segments(self) -> Sequence[AddedSegment]:
@@ -71,7 +79,7 @@ class SegmentList:
         self._keep([each for each in self.segments if each.number != number], self.next_number)
 
     def _keep(self, segments: list[AddedSegment], next_number: int) -> None:
-        fresh = _Contents(next_number=next_number, segments=segments)
+        fresh = _Contents(node=self._node, next_number=next_number, segments=segments)
         if fresh == self._contents:
             return
         try:
