@@ -15,6 +15,7 @@ import numpy as np
 
 from daemons.core.ids import Epoch, new_epoch
 from daemons.transfer.buffers import as_bytes
+from daemons.transfer.credentials import SharedSecret
 from daemons.transfer.memory import Access, Region, SharedMemory, allocate_shared
 from daemons.transfer.strided import ByteArray
 from daemons.transfer.transports.rdma import RdmaTransport, Retries
@@ -28,6 +29,11 @@ def make_region(
 ) -> Region:
     array = memory.array if isinstance(memory, SharedMemory) else as_bytes(memory)
     return Region(region_id, array, array.data, None, access)
+
+
+def credential_of(secret: str) -> SharedSecret | None:
+    """What proves knowledge of it; none for an empty one."""
+    return SharedSecret(secret.encode()) if secret else None
 
 
 def known_bytes() -> ByteArray:
@@ -44,7 +50,7 @@ class Peer:
             deliver=self.deliver,
             device_names=arguments["devices"],
             retries=Retries(**arguments["retries"]),
-            secret=arguments["secret"].encode() or None,
+            credential=credential_of(arguments["secret"]),
         )
         self.source = allocate_shared("source", SIZE_BYTES)
         self.source.array[:] = known

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from vm.conftest import MakeTransport, Nursery, Peer
-from vm.peer import SIZE_BYTES, known_bytes, make_region
+from vm.peer import SIZE_BYTES, credential_of, known_bytes, make_region
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import Generation, Strided
@@ -193,10 +193,10 @@ def test_keys_are_for_those_who_know_the_secret(
     try:
         reads = [Read.into(contiguous(0, 64), np.zeros(64, np.uint8))]
         batch = ReadBatch(guarded.source, reads, None, TIMEOUT_S)
-        make_transport(secret=b"moon").read(batch)
-        for secret in (None, b"sun"):
+        make_transport(credential=credential_of("moon")).read(batch)
+        for secret in ("", "sun"):
             with pytest.raises(Exception, match=r"RDMA|gone|connect") as caught:
-                make_transport(secret=secret).read(batch)
+                make_transport(credential=credential_of(secret)).read(batch)
             assert "rkey" not in str(caught.value)
         assert guarded.ask("served") >= 1
     finally:
