@@ -55,10 +55,9 @@ FRAGMENTS = (
 LIVE = "mcctl top"
 """Goes on until somebody ends it."""
 STORE = """
-import asyncio, numpy
+import numpy
 from mcctl import Store
 array = numpy.ones(1000, numpy.float32)
-store = Store(%r, namespace="training")
 """
 
 
@@ -163,12 +162,11 @@ def test_what_goes_on_shows_the_nodes_until_it_is_interrupted(place: Place) -> N
 
 
 @pytest.mark.parametrize("example", PIECES, ids=lambda example: example.name)
-def test_a_piece_of_python_runs(place: Place, master: str, example: Example) -> None:
+@pytest.mark.usefixtures("master")
+def test_a_piece_of_python_runs(place: Place, example: Example) -> None:
     text = example.text
     if example.page in ("README.md", "mc-store.7"):
-        if "await " in text:
-            text = f"async def main():\n    {text}\nasyncio.run(main())"
-        text = STORE % master + text
+        text = STORE + text
     elif "notifications()" in text:
         _run_both(place, text)
         return
