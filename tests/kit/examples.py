@@ -10,7 +10,9 @@ from typing import Final, Literal
 
 Kind = Literal["shell", "python", "text"]
 
-_SHELL: Final = re.compile(r"(?:\.venv/bin/)?(?:mcctl|mc-[a-z]+|make|systemctl|ssh|curl|for|key)\b")
+_SHELL: Final = re.compile(
+    r"(?:\.venv/bin/)?(?:mcctl|mc-[a-z]+|make|systemctl|ssh|curl|aiperf|for|key)\b"
+)
 _PYTHON: Final = re.compile(r"from |import ")
 _CONTINUED: Final = re.compile(r" *\\\n *")
 

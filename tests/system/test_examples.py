@@ -28,6 +28,7 @@ ELSEWHERE = {
     "mcctl bench store": "tests/integration/test_object_store.py",  # half a minute of an idle machine
     "mcctl bench transfer": "tests/integration/test_transfer_bench.py",
     "systemctl ": "tests/systemd/test_install.py",
+    "aiperf ": "tests/system/test_load.py",  # a program of others; ours sends the same trace
     "ssh ": "tests/integration/test_status_page.py",  # from another machine
 }
 """By how they begin, and what runs them or what they lead to."""
