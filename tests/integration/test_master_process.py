@@ -535,7 +535,9 @@ def test_clear_does_not_wait_for_a_node_that_is_gone(
     asking = threading.Thread(target=clear)
     began_s = time.monotonic()
     asking.start()
-    assert end == "killed" or loop.run_until(lambda: bool(gone.notices), 20)
+    assert end == "killed" or loop.run_until(
+        lambda: any(isinstance(notice, FreeBlocks) for notice in gone.notices), 20
+    )
     if end == "left":
         gone.link.leave(lambda: None)
     elif end == "new life":
