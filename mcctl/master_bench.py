@@ -26,10 +26,12 @@ from daemons.client.synthetic_nodes import (
 )
 from daemons.core.ids import NodeId
 from daemons.protocol.base import Message
-from daemons.protocol.block import Locate, LocateReply, Match, MatchReply, Report
+from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
 from daemons.protocol.messages import decode_request, encode
 from daemons.protocol.node import ListNodes, ListNodesReply
 from daemons.protocol.objects import ExistNames, ExistNamesReply
+from daemons.protocol.packed import SealedBlocks
+from daemons.protocol.report import Report
 from mcctl.render import Column
 
 Progress = Callable[[str], object]
@@ -101,7 +103,9 @@ class MasterBench:
         live = self.nodes.join("live", 1 << 30)
         self.nodes.put(live, range(1 << 40, (1 << 40) + _LIVE_BLOCKS), _BATCH)
         names = [b"name-%d" % number for number in range(_NAMES)]
-        self.nodes.put_blocks(live, [sealed_object(n, name) for n, name in enumerate(names)])
+        self.nodes.put_blocks(
+            live, SealedBlocks.pack([sealed_object(n, name) for n, name in enumerate(names)])
+        )
         self.nodes.settle(live)
         big = self.nodes.join("big", self.plan.num_blocks)
         self._announce(big)
@@ -267,7 +271,7 @@ def _decoding(batch: int) -> tuple[float, str]:
         node=NodeId("big"),
         epoch=1,
         sequence=1,
-        sealed=[sealed_block(number) for number in range(batch)],
+        sealed=SealedBlocks.pack(map(sealed_block, range(batch))),
         freed=[],
         used_bytes=0,
         capacity_bytes=0,

@@ -27,11 +27,10 @@ from daemons.protocol.block import (
     ListBlocks,
     ListBlocksReply,
     ListedBlock,
-    Locate,
-    LocateReply,
     Tier,
 )
 from daemons.protocol.event import ReadEvents, ReadEventsReply
+from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.node import (
     ListModels,
     ListModelsReply,
@@ -94,7 +93,7 @@ class ClusterClient:
 
     def locate(self, hashes: Sequence[BlockHash]) -> list[list[BlockLocation]]:
         """Every replica of each block, in order. Only looks: no lease, no recency."""
-        return self._ask(Locate(hashes=list(hashes), lease_ms=0), LocateReply).replicas
+        return self._ask(Locate(hashes=list(hashes), lease_ms=0), LocateReply).unpack()
 
     def clear_blocks(self, chosen: BlockFilter, timeout_s: float = 30.0) -> ClearBlocksReply:
         """Delete what the filter matches; answered when the nodes freed it, or at the deadline."""

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Unavailable
-from daemons.protocol.event import Event, ReadEvents, ReadEventsReply
+from daemons.protocol.event import (
+    Event,
+    ReadEvents,
+    ReadEventsReply,
+    SingleEvent,
+    singles_of,
+    size_of,
+)
 from daemons.rpc import Published, Subscriber, event_or_none
 
 CHECK_S = 1.0
@@ -20,7 +27,7 @@ CHECK_S = 1.0
 @dataclass(frozen=True, slots=True)
 class SeenEvent:
     sequence: int
-    event: Event
+    event: SingleEvent
     age_s: float
 
 
@@ -98,9 +105,9 @@ class EventFeed:
         if other or before > self._last:
             yield from self._while_reachable(self._catch_up)
             return
-        self._last = published.sequence
+        self._last = published.sequence + (size_of(event) if event is not None else 1) - 1
         if event is not None and self._is_wanted(event):
-            yield SeenEvent(published.sequence, event, 0.0)
+            yield from _seen(published.sequence, event, 0.0)
 
     def _catch_up(self) -> Iterator[Item]:
         """All that was published by now after the last one dealt with."""
@@ -127,7 +134,7 @@ class EventFeed:
         for past in page.events:
             event = event_or_none(past.payload)
             if event is not None:
-                yield SeenEvent(past.sequence, event, past.age_ms / 1000)
+                yield from _seen(past.sequence, event, past.age_ms / 1000)
 
     def _while_reachable(self, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
         try:
@@ -142,3 +149,9 @@ class EventFeed:
 
     def _is_wanted(self, event: Event) -> bool:
         return not self._topics or type(event).__name__.lower() in self._topics
+
+
+def _seen(first: int, event: Event, age_s: float) -> Iterator[SeenEvent]:
+    """A block each."""
+    for sequence, single in enumerate(singles_of(event), first):
+        yield SeenEvent(sequence, single, age_s)

@@ -14,15 +14,8 @@ from daemons.client.steps import Pause, Steps, ask_master, ask_nodes, ask_patien
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash, new_stage_id
 from daemons.protocol.base import Ok
-from daemons.protocol.block import (
-    BadReplica,
-    BlockLocation,
-    Locate,
-    LocateReply,
-    Stage,
-    StageReply,
-    Unstage,
-)
+from daemons.protocol.block import BadReplica, BlockLocation, Stage, StageReply, Unstage
+from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.objects import NAME_STATES, LocateNames, LocateNamesReply, NameState
 from daemons.protocol.segment import Grant, RegionGrant
@@ -216,7 +209,7 @@ class ObjectLookup:
     def _ask_chunks(self, keys: list[BlockHash], timeout_s: float) -> list[list[Place]]:
         message = Locate(hashes=keys, lease_ms=int(LEASE_S * 1000), wants_grants=self._wants_grants)
         reply = self._sessions.run(ask_patiently(message, LocateReply, timeout_s))
-        return _places(reply.replicas, reply.grants)
+        return _places(reply.unpack(), reply.grants)
 
 
 def _places(

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from daemons.client.staging import Stager, Staging, needs_staging
 from daemons.client.store import BlockReader, OpenedBlocks
 from daemons.core.errors import McError
-from daemons.protocol.block import BlockLocation, Spares
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.lookup import Spares
 from daemons.rpc import Loop
 from daemons.transfer import ByteArray
 

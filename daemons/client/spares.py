@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from daemons.protocol.block import BlockLocation, Spares
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.lookup import Spares
 
 
 def replicas_of(

@@ -13,7 +13,8 @@ from daemons.client.node_health import NodeHealth
 from daemons.client.opened_blocks import LayerTarget, OpenedBlocks
 from daemons.client.spares import replicas_of
 from daemons.core.ids import new_put_id
-from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, Spares
+from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply
+from daemons.protocol.lookup import Spares
 from daemons.protocol.segment import RegionGrant
 from daemons.rpc import SyncClient
 from daemons.transfer import TransferEngine

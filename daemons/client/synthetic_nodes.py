@@ -13,10 +13,12 @@ from typing import Final, TypeVar
 from daemons.core.errors import McError, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId, new_epoch
 from daemons.protocol.base import Message
-from daemons.protocol.block import BlockMeta, Report, ReportReply, SealedBlock
+from daemons.protocol.block import BlockMeta, SealedBlock
 from daemons.protocol.messages import Reply
 from daemons.protocol.name_hash import name_key
 from daemons.protocol.node import Beat, Join, JoinReply, NodeDescription
+from daemons.protocol.packed import SealedBlocks
+from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Channel, Loop
 from daemons.store.object_rows import OBJECT_MODEL
@@ -98,7 +100,7 @@ class SyntheticNode:
     is_alive: bool = True
     refused: McError | None = None
 
-    def report(self, sealed: list[SealedBlock]) -> Report:
+    def report(self, sealed: SealedBlocks) -> Report:
         freed, self.to_free = self.to_free, []
         self.num_reports += 1
         self.num_blocks += len(sealed) - len(freed)
@@ -134,10 +136,10 @@ class SyntheticNodes:
         """Report these blocks, and free what the master names; the next report is made while one is under way."""
         for start in range(numbers.start, numbers.stop, batch):
             part = range(start, min(start + batch, numbers.stop))
-            self.put_blocks(node, [sealed_block(number) for number in part])
+            self.put_blocks(node, SealedBlocks.pack(map(sealed_block, part)))
         self.settle(node)
 
-    def put_blocks(self, node: SyntheticNode, sealed: list[SealedBlock]) -> None:
+    def put_blocks(self, node: SyntheticNode, sealed: SealedBlocks) -> None:
         """Sent when the report before it is answered."""
         self.settle(node)
         node.channel.request(

@@ -33,7 +33,7 @@ class NodeSection(Section, frozen=True, kw_only=True):
     listen: Listen = "tcp://127.0.0.1:7700"
     events: Listen = "tcp://127.0.0.1:7701"
     event_history: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 16384
-    """Events kept for readers that come late or were too slow; about 500 bytes each."""
+    """Events kept for readers that come late or were too slow, every block counts; about 150 bytes each."""
     metrics: Metrics = "127.0.0.1:9700"
     """host:port of /metrics; empty for none."""
     state_dir: str = ""

@@ -30,7 +30,6 @@ from daemons.protocol.block import (
     FreeBlocks,
     Put,
     RememberClear,
-    ReportReply,
     Stage,
     StageAhead,
     Unstage,
@@ -41,6 +40,7 @@ from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
 from daemons.protocol.pin import HoldPins
 from daemons.protocol.replication import CopyBlocks, RememberWanted
+from daemons.protocol.report import ReportReply
 from daemons.protocol.request import DataProbe
 from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
 from daemons.protocol.tenant import RefuseTenants

@@ -18,14 +18,14 @@ from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.mc_cachenode.pins import NodePins
 from daemons.protocol.block import (
     DeadName,
-    Report,
-    ReportReply,
     SealedBlock,
     Tier,
     Tombstone,
 )
 from daemons.protocol.messages import Reply
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.pin import Pin
+from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.segment import SegmentDescription
 from daemons.rpc import Loop
 from daemons.service.master_link import MasterLink
@@ -245,7 +245,7 @@ class Reporter:
             node=node,
             epoch=epoch,
             sequence=self._sequence,
-            sealed=source.report(hashes),
+            sealed=SealedBlocks.pack(source.report(hashes)),
             freed=[block_hash for block_hash, is_bad in gone if not is_bad],
             bad=[block_hash for block_hash, is_bad in gone if is_bad],
             used_bytes=used_bytes,

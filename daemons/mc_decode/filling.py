@@ -23,6 +23,7 @@ from daemons.mc_decode.request import Request
 from daemons.protocol.base import Message
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.messages import Part, Reply
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import (
     Cancel,
     LayersReady,
@@ -79,7 +80,7 @@ class Filling:
         """The request has its slot: ask prefill for the rest, load the matched part meanwhile."""
         message, plan = request.message, request.message.plan
         is_cached = message.cache == "use" and self._instance.model.is_reuse_safe
-        matched = plan.matched if is_cached else []
+        matched = plan.matched if is_cached else BlockLocations()
         ask = Prefill(
             request_id=message.request_id,
             model=message.model,
@@ -103,7 +104,7 @@ class Filling:
         except McError as error:
             self._events.on_failed(request, error)
             return
-        self._start_load(request, matched)
+        self._start_load(request, matched.unpack())
 
     def stop(self, request: Request) -> None:
         """Forget the prefill and let the copies end soon; they are still counted until they did."""

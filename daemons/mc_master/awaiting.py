@@ -1,6 +1,5 @@
 """AwaitReplicas: answers a client once what it put is sealed on as many hosts as it asked for."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +9,7 @@ from daemons.mc_master.clearing import ANSWER_EARLY_S
 from daemons.mc_master.copies import domain_of
 from daemons.mc_master.state import MasterState
 from daemons.protocol.access import namespaces_of
-from daemons.protocol.block import SealedBlock
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.replication import MAX_AWAITED, AwaitReplicas, AwaitReplicasReply
 from daemons.rpc import Call, Timer
 
@@ -58,11 +57,11 @@ class Awaiting:
         ):
             raise NotFound("no such blocks")
 
-    def on_sealed(self, sealed: Sequence[SealedBlock]) -> None:
+    def on_sealed(self, sealed: SealedBlocks) -> None:
         """The directory knows of these just now."""
+        hashes = sealed.hashes() if self._awaits else []
         for waiting in list(self._awaits):
-            for block in sealed:
-                block_hash = block.meta.hash
+            for block_hash in hashes:
                 version = waiting.missing.get(block_hash)
                 if version is None:
                     continue
@@ -81,7 +80,9 @@ class Awaiting:
 
     def _num_domains(self, block_hash: BlockHash, version: int) -> int:
         """That have this version or a newer one, in any tier."""
-        found = self._state.directory.locate([block_hash], now_s=self._state.now_s(), lease_s=0)[0]
+        [found] = self._state.directory.locate(
+            [block_hash], now_s=self._state.now_s(), lease_s=0
+        ).unpack()
         holders = {at.node for at in found if at.version >= version}
         members = (self._state.membership.get(node) for node in holders)
         return len({domain_of(member) for member in members if member is not None})

@@ -27,8 +27,6 @@ from daemons.protocol.base import Ok
 from daemons.protocol.block import (
     BadReplica,
     BlockLocation,
-    BlockRemoved,
-    BlockStored,
     CacheStat,
     CacheStatReply,
     ClearBlocks,
@@ -36,24 +34,20 @@ from daemons.protocol.block import (
     FreeBlocks,
     ListBlocks,
     ListBlocksReply,
-    Locate,
-    LocateReply,
-    Match,
-    MatchReply,
     RemovalReason,
-    Report,
-    ReportReply,
-    SealedBlock,
     Tier,
     TierUsage,
 )
-from daemons.protocol.event import BlockMoved
+from daemons.protocol.event import BlocksMoved, BlocksRemoved, BlocksStored
+from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.pin import PinBlocks
+from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.segment import RegionGrant, SegmentDescription, regions_of
 from daemons.rpc import Call
 from daemons.store import listing
-from daemons.store.replica_table import Place
 from daemons.store.runs import in_memory
+from daemons.store.slot_table import Place
 from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
@@ -94,7 +88,7 @@ class BlockHandlers:
         """Of nodes that are full and have nothing that may go."""
         membership.on_gone.append(self._clearing.on_gone)
         membership.on_joined.append(self._clearing.on_joined)
-        self.on_sealed: Callable[[NodeId, Sequence[SealedBlock]], object] = lambda _n, _s: None
+        self.on_sealed: Callable[[NodeId, SealedBlocks], object] = lambda _n, _s: None
         """Called with what a node has reported, new or again, once it is recorded."""
         self.on_used: OnUsed = lambda _hashes, _near: None
         """Called with the blocks of a look-up that leases them, and the host that will read them."""
@@ -136,10 +130,7 @@ class BlockHandlers:
         state = self._state
         end_s = state.now_s() + SWEEP_S
         while gone := state.directory.sweep(SWEEP_ROWS):
-            by_place: dict[Place, list[BlockHash]] = {}
-            for place, block_hash in gone:
-                by_place.setdefault(place, []).append(block_hash)
-            for place, hashes in by_place.items():
+            for place, hashes in gone.items():
                 self._removed(place, hashes, "node_left")
             if state.now_s() >= end_s:
                 return
@@ -215,27 +206,24 @@ class BlockHandlers:
         freed = directory.record_freed(report.node, report.freed, tier=report.tier)
         bad = directory.record_freed(report.node, report.bad, tier=report.tier)
         cleared = self._clearing.on_freed(place, [*report.freed, *report.bad])
-        self._removed(place, [each for each in freed if each in cleared], "cleared")
-        self._removed(place, [each for each in freed if each not in cleared], "evicted")
+        evicted = freed
+        if cleared:
+            self._removed(place, [each for each in freed if each in cleared], "cleared")
+            evicted = [each for each in freed if each not in cleared]
+        self._removed(place, evicted, "evicted")
         self._removed(place, bad, "bad")
         unwanted = self._clearing.cleared_since(report.node, report.sealed)
-        refused = self._names.refused(report)
-        passed_over = unwanted | refused
-        wanted: Sequence[SealedBlock] = report.sealed
-        if passed_over:
-            wanted = [block for block in wanted if block.meta.hash not in passed_over]
+        wanted = report.sealed.without(unwanted | self._names.refused(report))
         sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
         self.on_sealed(report.node, wanted)
         self._names.on_recorded(sealed)
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
         state.metrics.refused_blocks.inc(report.refused_puts)
-        incarnation, (node, tier) = state.incarnation, place
         state.out.publish(
-            *[
-                BlockStored(incarnation=incarnation, meta=block.meta, node=node, tier=tier)
-                for block in sealed
-            ]
+            BlocksStored(
+                incarnation=state.incarnation, sealed=sealed, node=report.node, tier=report.tier
+            )
         )
         return unwanted
 
@@ -273,34 +261,37 @@ class BlockHandlers:
                 pass
             case _:
                 assert_never(why)
-        may_be_elsewhere = state.moved_to or len(state.directory.numbers_of(place[0])) > 1
-        if why == "evicted" and may_be_elsewhere:
-            state.out.publish(*[self._left(place, block_hash) for block_hash in hashes])
-            return
         incarnation, (node, tier) = state.incarnation, place
+        if why == "evicted" and (state.moved_to or len(state.directory.slots.numbers_of(node)) > 1):
+            hashes = self._publish_moved(place, hashes)
         state.out.publish(
-            *[
-                BlockRemoved(incarnation=incarnation, hash=each, node=node, why=why, tier=tier)
-                for each in hashes
-            ]
+            BlocksRemoved(
+                incarnation=incarnation, hashes=list(hashes), node=node, why=why, tier=tier
+            )
         )
 
-    def _left(self, place: Place, block_hash: BlockHash) -> BlockRemoved | BlockMoved:
-        """What was freed there may have been copied before: to another node, as it was told, or to a lower tier."""
-        state, (node, tier) = self._state, place
-        moved_to = self._moved_to(place, block_hash)
-        if moved_to is None:
-            return BlockRemoved(
-                incarnation=state.incarnation, hash=block_hash, node=node, why="evicted", tier=tier
+    def _publish_moved(self, place: Place, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """What was freed there may have been copied before: to another node, as it was told, or to a lower tier.
+
+        Returns the others.
+        """
+        by_target: dict[Place | None, list[BlockHash]] = {}
+        for block_hash in hashes:
+            by_target.setdefault(self._moved_to(place, block_hash), []).append(block_hash)
+        gone = by_target.pop(None, [])
+        for target, moved in by_target.items():
+            assert target is not None, "None was taken out"
+            self._state.out.publish(
+                BlocksMoved(
+                    incarnation=self._state.incarnation,
+                    hashes=moved,
+                    node=target[0],
+                    tier=target[1],
+                    from_node=place[0],
+                    from_tier=place[1],
+                )
             )
-        return BlockMoved(
-            incarnation=state.incarnation,
-            hash=block_hash,
-            node=moved_to[0],
-            tier=moved_to[1],
-            from_node=node,
-            from_tier=tier,
-        )
+        return gone
 
     def _moved_to(self, place: Place, block_hash: BlockHash) -> Place | None:
         state = self._state
@@ -339,20 +330,21 @@ class BlockHandlers:
 
     def _match(self, message: Match) -> MatchReply:
         directory, now_s = self._state.directory, self._state.now_s()
-        rows = directory.find_prefix(message.hashes, now_s=now_s)
-        locations = directory.take(
-            rows,
-            len(message.hashes),
+        taken = directory.match(
+            message.hashes,
             now_s=now_s,
             lease_s=_lease_s(message.lease_ms),
             near=message.near,
         )
         if message.lease_ms > 0:
-            self.on_used([location.hash for location in locations], message.near)
+            self.on_used(message.hashes[: len(taken.rows)], message.near)
+        grants = []
+        if message.wants_grants:
+            grants = self._grants(message, taken.locations.unpack())
         return MatchReply(
-            locations=locations,
-            grants=self._grants(message, locations),
-            spares=spares_of(directory, rows, locations, now_s=now_s),
+            locations=taken.locations,
+            grants=grants,
+            spares=spares_of(directory, taken, now_s=now_s),
         )
 
     def _locate(self, message: Locate, own: frozenset[bytes] | None) -> LocateReply:
@@ -360,20 +352,20 @@ class BlockHandlers:
         namespace_of, hashes = self._state.directory.blocks.namespace_of, message.hashes
         if own is not None:
             hashes = [each if namespace_of(each) in own else _NOBODYS for each in hashes]
-        replicas = self._state.directory.locate(
+        found = self._state.directory.locate(
             hashes,
             now_s=self._state.now_s(),
             lease_s=_lease_s(message.lease_ms),
         )
         if message.lease_ms > 0:
-            self.on_used([of_block[0].hash for of_block in replicas if of_block], None)
-        return LocateReply(replicas=replicas, grants=self._grants(message, in_memory(replicas)))
+            used = [key for key, count in zip(hashes, found.counts, strict=True) if count]
+            self.on_used(used, None)
+        grants = []
+        if message.wants_grants:
+            grants = self._grants(message, in_memory(found.unpack()))
+        return LocateReply(locations=found.locations, counts=found.counts, grants=grants)
 
-    def _grants(
-        self, message: Match | Locate, locations: Sequence[BlockLocation]
-    ) -> list[RegionGrant]:
-        if not message.wants_grants:
-            return []
+    def _grants(self, message: Match | Locate, locations: list[BlockLocation]) -> list[RegionGrant]:
         ttl_s = _lease_s(message.lease_ms)
         return self._state.grants.sign(locations, now_s=self._state.now_s(), ttl_s=ttl_s)
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import NodeId
 from daemons.mc_master.incarnation import MAX_INCARNATION
-from daemons.protocol.block import Report
 from daemons.protocol.node import Join, ModelDescription, NodeDescription
+from daemons.protocol.report import Report
 from daemons.protocol.request import Schedule
 from daemons.protocol.segment import MAX_SEGMENT_NUMBER, SegmentDescription
+from daemons.store.report_check import check_sealed
 
 MAX_NODE_BYTES = 1 << 50
 """1 PiB lent by one node; sums over all nodes still fit the wire's 64 bits."""
@@ -45,6 +46,7 @@ def check_segments(node: NodeId, segments: Sequence[SegmentDescription]) -> None
 
 
 def check_report(report: Report) -> None:
+    check_sealed(report.sealed)
     if not (
         0 <= report.used_bytes <= MAX_NODE_BYTES and 0 <= report.capacity_bytes <= MAX_NODE_BYTES
     ):

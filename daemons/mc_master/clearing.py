@@ -18,12 +18,12 @@ from daemons.protocol.block import (
     ClearBlocksReply,
     FreeBlocks,
     RememberClear,
-    SealedBlock,
     Tombstone,
 )
+from daemons.protocol.packed import SealedBlocks
 from daemons.rpc import Call, Timer
 from daemons.store import listing
-from daemons.store.replica_table import Place
+from daemons.store.slot_table import Place
 from daemons.store.tombstones import TTL_S, Tombstones
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Clearing:
             for node, hashes in _by_node(found).items():
                 self._tell(node, hashes)
 
-    def cleared_since(self, node: NodeId, sealed: Sequence[SealedBlock]) -> set[BlockHash]:
+    def cleared_since(self, node: NodeId, sealed: SealedBlocks) -> set[BlockHash]:
         """Which of these were cleared after the node sealed them: it was away then."""
         if not len(self._tombstones):
             return set()

@@ -75,7 +75,7 @@ class Copies:
         """
         state = self._state
         directory = state.directory
-        found = directory.locate([block_hash], now_s=state.now_s(), lease_s=0)[0]
+        [found] = directory.locate([block_hash], now_s=state.now_s(), lease_s=0).unpack()
         if not found:
             return None, []
         kept = directory.kept_nodes(block_hash) if self.away else set()
@@ -124,7 +124,7 @@ class Copies:
         row = state.directory.blocks.row_by_hash[block.hash]
         # Readers spread over the sources as the hashes do.
         source = sources[block.hash[-1] % len(sources)]
-        created_s = state.directory.blocks.created_s[row]
+        created_s = state.directory.blocks.created_s.values.item(row)
         self._orders.setdefault(target, []).append(
             CopyOrder(
                 meta=state.directory.blocks.meta_of(row),

@@ -1,6 +1,5 @@
 """One handler for all that arrives: by noun to the file that owns it."""
 
-from collections.abc import Sequence
 from typing import assert_never
 
 from daemons.core.errors import ProtocolError
@@ -26,16 +25,13 @@ from daemons.protocol.block import (
     ClearBlocks,
     FlushBlocks,
     ListBlocks,
-    Locate,
-    Match,
     Put,
-    Report,
-    SealedBlock,
     Stage,
     SuspectNode,
     Unstage,
 )
 from daemons.protocol.event import ReadEvents
+from daemons.protocol.lookup import Locate, Match
 from daemons.protocol.node import Beat, Hello, Join, Leave, ListModels, ListNodes
 from daemons.protocol.objects import (
     DeleteNames,
@@ -46,6 +42,7 @@ from daemons.protocol.objects import (
     ReserveNames,
     StatNames,
 )
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.pin import PinBlocks
 from daemons.protocol.replication import (
     AwaitReplicas,
@@ -54,6 +51,7 @@ from daemons.protocol.replication import (
     MoveBlocks,
     ReplicateBlocks,
 )
+from daemons.protocol.report import Report
 from daemons.protocol.request import (
     Cancel,
     DataProbe,
@@ -151,7 +149,7 @@ class Handlers:
             case _:
                 assert_never(message)
 
-    def _on_sealed(self, node: NodeId, sealed: Sequence[SealedBlock]) -> None:
+    def _on_sealed(self, node: NodeId, sealed: SealedBlocks) -> None:
         self.replicating.on_sealed(node, sealed)
         self._awaiting.on_sealed(sealed)
         self.quotas.on_sealed(sealed)

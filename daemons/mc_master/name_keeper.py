@@ -15,19 +15,20 @@ from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.rebuilding import Rebuilding
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import (
-    BlockRemoved,
     DeadName,
     ForgetNames,
     FreeBlocks,
-    Report,
     SealedBlock,
 )
+from daemons.protocol.event import BlocksRemoved
 from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.objects import DeleteNamesReply
+from daemons.protocol.packed import SealedBlocks
+from daemons.protocol.report import Report
 from daemons.rpc import Call, Timer
 from daemons.store.names import NameTable
 from daemons.store.object_rows import MAX_SCANNED, OBJECT_MODEL, find_orphans
-from daemons.store.replica_table import Place
+from daemons.store.slot_table import Place
 from daemons.store.tombstones import TTL_S
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class NameKeeper:
     def refused(self, report: Report) -> set[BlockHash]:
         """Those of a report that must not be recorded: dead, or older than what another node has."""
         refused: set[BlockHash] = set()
+        if not report.sealed.is_of_model(OBJECT_MODEL):
+            return refused
         orphans: list[BlockHash] = []
         node = report.node
         for block in report.sealed:
@@ -96,8 +99,10 @@ class NameKeeper:
         self._free(node, orphans)
         return refused
 
-    def on_recorded(self, sealed: Sequence[SealedBlock]) -> None:
+    def on_recorded(self, sealed: SealedBlocks) -> None:
         """Chunks stay while their put goes on, or a large value would push out its own beginning."""
+        if not sealed.is_of_model(OBJECT_MODEL):
+            return
         now_s = self._state.now_s()
         for block in sealed:
             meta = block.meta
@@ -282,8 +287,12 @@ class NameKeeper:
             node, tier = place
             if place != but and state.directory.record_freed(node, [key], tier=tier):
                 state.out.publish(
-                    BlockRemoved(
-                        incarnation=state.incarnation, hash=key, node=node, tier=tier, why="cleared"
+                    BlocksRemoved(
+                        incarnation=state.incarnation,
+                        hashes=[key],
+                        node=node,
+                        tier=tier,
+                        why="cleared",
                     )
                 )
 

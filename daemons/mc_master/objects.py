@@ -34,7 +34,7 @@ from daemons.protocol.objects import (
 )
 from daemons.protocol.request import PutTarget
 from daemons.rpc import Call
-from daemons.store.block_table import NO_ROW
+from daemons.store.columns import NO_ROW
 from daemons.store.object_rows import list_names, stat_namespaces
 from daemons.store.runs import in_memory
 
@@ -127,7 +127,7 @@ class ObjectHandlers:
             [state] = self._states(
                 message.namespace, [item.name], self._rows(message.namespace, [item.name])
             )
-            [replicas] = self._state.directory.locate([key], now_s=now_s, lease_s=0)
+            [replicas] = self._state.directory.locate([key], now_s=now_s, lease_s=0).unpack()
             if replicas:
                 at = replicas[0]
                 return ReservedName(status="sealed", version=at.version, location=at)
@@ -219,9 +219,10 @@ class ObjectHandlers:
         states = self._states(message.namespace, message.names, rows)
         lease_s = min(max(0.0, message.lease_ms / 1000), MAX_LEASE_S)
         hashes = [blocks.hash_of(row) for row in rows if row != NO_ROW]
-        located = iter(state.directory.locate(hashes, now_s=state.now_s(), lease_s=lease_s))
+        located = state.directory.locate(hashes, now_s=state.now_s(), lease_s=lease_s)
+        of_known = iter(located.unpack())
         replicas: list[list[BlockLocation]] = [
-            [] if row == NO_ROW else next(located) for row in rows
+            [] if row == NO_ROW else next(of_known) for row in rows
         ]
         sizes = [0 if row == NO_ROW else blocks.names[row].value_bytes for row in rows]
         grants = []

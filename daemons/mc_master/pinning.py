@@ -97,7 +97,7 @@ class Pinning:
     def _pins_by_node(self) -> dict[NodeId, list[Pin]]:
         directory, now_s = self._state.directory, self._state.now_s()
         held = directory.pins.held(directory.blocks, now_s=now_s)
-        by_depth = sorted(held, key=lambda row: directory.blocks.depth[row])
+        by_depth = sorted(held, key=lambda row: directory.blocks.depth.values.item(row))
         pins_by_node: dict[NodeId, list[Pin]] = {}
         for row in by_depth:
             block_hash, pin = directory.blocks.hash_of(row), held[row]

@@ -6,8 +6,9 @@ it puts in a twentieth of a second. Costs nothing while nobody has a quota.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from typing import Final, assert_never
+
+import numpy as np
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, ProtocolError
@@ -15,7 +16,8 @@ from daemons.core.units import format_size
 from daemons.mc_master.quota_file import QuotaFile
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
-from daemons.protocol.block import FreeBlocks, SealedBlock
+from daemons.protocol.block import FreeBlocks
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.tenant import (
     ListPoolUsage,
     ListPoolUsageReply,
@@ -69,14 +71,15 @@ class Quotas:
             self._refuse({})
         self._state.metrics.show_quotas(self._file.quotas, self._held)
 
-    def on_sealed(self, sealed: Sequence[SealedBlock]) -> None:
+    def on_sealed(self, sealed: SealedBlocks) -> None:
         """As reported: copies and repeats count until they are counted right."""
         quotas = self._file.quotas
         if not quotas:
             return
-        for block in sealed:
-            meta = block.meta
-            self._added[owner_of(meta.namespace, meta.model, meta.tenant)] += block.length
+        location = sealed.locations()
+        sizes = np.bincount(location["common"], weights=location["length"]).tolist()
+        for kind, num_bytes in zip(sealed.kinds, sizes, strict=False):
+            self._added[owner_of(kind)] += int(num_bytes)
         is_over = any(
             self._used(tenant) > quotas[tenant] for tenant in self._added if tenant in quotas
         )

@@ -22,7 +22,7 @@ from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.copies import MAX_WAITING, Away, Copies, domain_of
 from daemons.mc_master.moving import Moving
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import SealedBlock
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.replication import CopyFailed
 from daemons.store.replica_counts import CountPass, CountRules, ReplicaCounts, count_replicas
 
@@ -68,7 +68,7 @@ class Replicating:
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
-    def on_sealed(self, node: NodeId, sealed: Sequence[SealedBlock]) -> None:
+    def on_sealed(self, node: NodeId, sealed: SealedBlocks) -> None:
         """Reported just now, perhaps not for the first time."""
         default = self._state.config.pool.replicas
         if not self.is_in_use and not len(self.copies.budget):

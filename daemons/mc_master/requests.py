@@ -18,8 +18,9 @@ from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.staging import slow_part, stage_ahead
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BlockLocation, Spares
+from daemons.protocol.lookup import Spares
 from daemons.protocol.node import ModelDescription
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import (
     Candidate,
     InstanceAddress,
@@ -31,6 +32,7 @@ from daemons.protocol.request import (
     Schedule,
 )
 from daemons.rpc import Call
+from daemons.store.columns import Rows
 from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
@@ -84,18 +86,18 @@ class RequestHandlers:
             raise self._explained(error) from None
         block_tokens = self._block_tokens(placement)
         rows = rows[: placement.matched_tokens // block_tokens]
-        matched = state.directory.take(
+        taken = state.directory.take(
             rows,
             len(message.hashes),
             now_s=began_s,
             lease_s=state.config.pool.lease_s,
             near=placement.prefill.host_id,
         )
-        spares = spares_of(state.directory, rows, matched, now_s=began_s)
-        plan = self._plan(message, placement, matched, spares)
+        spares = spares_of(state.directory, taken, now_s=began_s)
+        plan = self._plan(message, placement, taken.locations, spares)
         call.reply(plan)
-        stage_ahead(state, matched, placement.predicted_ttft_s)
-        self._on_used([location.hash for location in matched], placement.prefill.host_id)
+        stage_ahead(state, taken.locations, placement.predicted_ttft_s)
+        self._on_used(message.hashes[: len(taken.rows)], placement.prefill.host_id)
         self._account(message, placement, plan, request)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
 
@@ -119,13 +121,13 @@ class RequestHandlers:
             now_s=state.now_s(),
         )
 
-    def _request(self, message: Schedule, rows: list[int], now_s: float) -> PlacementRequest:
+    def _request(self, message: Schedule, rows: Rows, now_s: float) -> PlacementRequest:
         """Hashes become tokens by the block size of the model, the same for all of its instances that can share KV."""
         state = self._state
         model = self._model(message)
         block_tokens = model.block_tokens if model is not None else 1
         context = model.max_context_tokens if model is not None else MAX_TOKENS
-        local = state.directory.leading_by_host(rows, now_s=now_s) if rows else {}
+        local = state.directory.leading_by_host(rows, now_s=now_s)
         expected = state.conductor.expected(message.hashes, len(rows), now_s=now_s)
         slow = slow_part(state, rows, now_s)
         return PlacementRequest(
@@ -149,7 +151,7 @@ class RequestHandlers:
         self,
         message: Schedule,
         placement: Placement,
-        matched: list[BlockLocation],
+        matched: BlockLocations,
         spares: Spares | None,
     ) -> Plan:
         prefills, decodes = placement.explain()

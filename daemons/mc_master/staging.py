@@ -1,13 +1,15 @@
 """What lies below DRAM: how long it will take to come up, and that it begins while the request waits in its queue."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import BlockLocation, StageAhead, Tier
-from daemons.store.replica_table import Place
+from daemons.protocol.block import StageAhead, Tier
+from daemons.protocol.packed import BlockLocations
+from daemons.store.columns import Rows
+from daemons.store.slot_table import Place
 
 _SPARE_S: Final = 10.0
 _BYTES_PER_S: Final[Mapping[Tier, float]] = {
@@ -27,7 +29,7 @@ class SlowPart:
     staging_s: float
 
 
-def slow_part(state: MasterState, rows: Sequence[int], now_s: float) -> SlowPart:
+def slow_part(state: MasterState, rows: Rows, now_s: float) -> SlowPart:
     """By the rates that nodes measured; nodes work at the same time, each at all of its tiers."""
     directory = state.directory
     if not directory.has_lower:
@@ -35,7 +37,7 @@ def slow_part(state: MasterState, rows: Sequence[int], now_s: float) -> SlowPart
     places = directory.best_places(rows, now_s=now_s)
     num_fast = next((at for at, place in enumerate(places) if place[1] != "dram"), len(rows))
     bytes_by_place: dict[Place, int] = {}
-    for row, place in zip(rows[num_fast:], places[num_fast:], strict=True):
+    for row, place in zip(rows[num_fast:].tolist(), places[num_fast:], strict=True):
         if place[1] != "dram":
             num_bytes = directory.length_on(place, directory.blocks.hash_of(row))
             bytes_by_place[place] = bytes_by_place.get(place, 0) + num_bytes
@@ -51,10 +53,12 @@ def _rate(state: MasterState, place: Place) -> float:
     return measured or _BYTES_PER_S[tier]
 
 
-def stage_ahead(state: MasterState, matched: Sequence[BlockLocation], starts_in_s: float) -> None:
+def stage_ahead(state: MasterState, matched: BlockLocations, starts_in_s: float) -> None:
     """Tell the nodes; best effort, for the reader asks for the same in any case."""
     hashes_by_node: dict[NodeId, list[BlockHash]] = {}
-    for location in matched:
+    if all(place.tier == "dram" for place in matched.places.values()):
+        return
+    for location in matched.unpack():
         if location.tier != "dram":
             hashes_by_node.setdefault(location.node, []).append(location.hash)
     for node, hashes in hashes_by_node.items():

@@ -20,7 +20,8 @@ from daemons.mc_prefill.job import Computed, Job, JobHooks
 from daemons.mc_prefill.jobs import Effects, Jobs, Ways
 from daemons.mc_prefill.model_thread import ModelThread
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BadReplica, BlockLocation, Match, MatchReply
+from daemons.protocol.block import BadReplica, BlockLocation
+from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.messages import Reply
 from daemons.protocol.request import Cancel, DataProbe, Prefill, Pulled
 from daemons.rpc import Call
@@ -100,7 +101,7 @@ class PrefillApp:
         """Where the blocks are by now; nothing found where the master does not say in time."""
 
         def on_reply(reply: Reply | McError) -> None:
-            on_found(reply.locations if isinstance(reply, MatchReply) else [])
+            on_found(reply.locations.unpack() if isinstance(reply, MatchReply) else [])
 
         asked = Match(hashes=hashes, near=host_id())
         self._node.ask_master(asked, timeout_s=_MATCH_S, on_reply=on_reply)

@@ -19,6 +19,7 @@ from daemons.core.ids import BlockHash
 from daemons.engine.instance import Instance
 from daemons.engine.slots import Slot
 from daemons.protocol.block import BlockLocation
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import LayersReady, Prefill, Timing
 from daemons.rpc import Call, Timer
 
@@ -52,7 +53,8 @@ class Job:
 
     def reuse(self, matched: list[BlockLocation]) -> None:
         """Before it starts: these blocks of its prompt exist by now."""
-        self.request = msgspec.structs.replace(self.request, matched=matched, spares=None)
+        packed = BlockLocations.pack(matched)
+        self.request = msgspec.structs.replace(self.request, matched=packed, spares=None)
 
     @property
     def is_only_put(self) -> bool:

@@ -216,7 +216,7 @@ class Jobs:
         block_tokens = self._instance.model.block_tokens
         if not name_prompt(request.hashes, request.tokens, namespace, block_tokens):
             raise Rejected("the block hashes are not those of the prompt")
-        matched = [location.hash for location in request.matched]
+        matched = request.matched.hashes()
         if matched != request.hashes[: len(matched)]:
             raise Rejected("the matched blocks are not those of the prompt")
 
@@ -279,7 +279,11 @@ class Jobs:
             partial(self._instance.half, slot), geometry.num_layers, geometry.block_tokens
         )
         job.load = self._loader.start(
-            request.matched, job.num_tokens, target, partial(self._loaded, job), request.spares
+            request.matched.unpack(),
+            job.num_tokens,
+            target,
+            partial(self._loaded, job),
+            request.spares,
         )
         if job.load is not None:
             job.holders.add("load")

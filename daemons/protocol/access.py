@@ -7,7 +7,19 @@ objects in its own namespaces.
 from collections.abc import Mapping
 from typing import Final
 
-from daemons.protocol import block, event, node, objects, pin, replication, request, segment, tenant
+from daemons.protocol import (
+    block,
+    event,
+    lookup,
+    node,
+    objects,
+    pin,
+    replication,
+    report,
+    request,
+    segment,
+    tenant,
+)
 from daemons.protocol.base import Message, Ping
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
 from daemons.protocol.name_hash import chunk_key, name_key
@@ -30,10 +42,10 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     node.ListNodes: _VIEWERS,
     node.ListModels: _VIEWERS,
     # blocks
-    block.Report: frozenset({"cachenode"}),
+    report.Report: frozenset({"cachenode"}),
     block.Put: _STORES,
-    block.Match: _USERS,
-    block.Locate: _STORES,
+    lookup.Match: _USERS,
+    lookup.Locate: _STORES,
     block.BadReplica: _STORES,
     block.Stage: _STORES,
     block.Unstage: _STORES,
@@ -93,7 +105,7 @@ def refusal(message: Message, peer: AllowedKey) -> str | None:
             said = message.node
             if (said.node, said.role) != (peer.node, peer.role):
                 return f"the key of {peer.role} {peer.node} cannot join as {said.role} {said.node}"
-        case Beat() | Leave() | block.Report() | replication.CopyFailed():
+        case Beat() | Leave() | report.Report() | replication.CopyFailed():
             if message.node != peer.node:
                 return f"the key of {peer.node} cannot speak for node {message.node}"
         case _:

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised when an old peer could misread a new message; Hello refuses another one."""
 
 

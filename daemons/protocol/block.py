@@ -4,10 +4,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, PutId, StageId
+from daemons.core.ids import BlockHash, HostId, NodeId, PutId, StageId
 from daemons.protocol.base import Message, Record
-from daemons.protocol.pin import Pin, PinLevel
-from daemons.protocol.segment import Grant, RegionGrant, RegionRef, SegmentDescription, Source
+from daemons.protocol.pin import PinLevel
+from daemons.protocol.segment import Grant, RegionRef, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
 RemovalReason = Literal["evicted", "cleared", "node_left", "bad"]
@@ -85,29 +85,6 @@ class BlockLocation(Record, frozen=True, kw_only=True):
     control: str = ""
 
 
-class ReplicaPlace(Record, frozen=True, kw_only=True):
-    """A DRAM segment that holds spare replicas."""
-
-    node: NodeId
-    region: RegionRef
-    host_id: HostId
-
-
-class SpareReplica(Record, frozen=True, kw_only=True):
-    """One more replica of block `block` of the same reply, with the same bytes: at `offset` of place `place`."""
-
-    block: int
-    place: int
-    offset: int
-
-
-class Spares(Record, frozen=True, kw_only=True):
-    """For a reader whose first choice fails. Few blocks have any, so they are named apart."""
-
-    places: list[ReplicaPlace]
-    replicas: list[SpareReplica]
-
-
 class PutReply(Message, frozen=True, kw_only=True):
     """One status per block, in order; `why` explains the ones that were refused."""
 
@@ -116,40 +93,6 @@ class PutReply(Message, frozen=True, kw_only=True):
     retry_after_ms: int | None = None
     locations: list[BlockLocation] = msgspec.field(default_factory=list)
     """As wanted: of those that are sealed here now, so that who put them can read them at once."""
-
-
-class Match(Message, frozen=True, kw_only=True):
-    """To the master: how long a prefix of this chain is sealed, and where. Leases what it names."""
-
-    hashes: Hashes
-    lease_ms: int = 10_000
-    near: HostId | None = None
-    wants_grants: bool = False
-    """For readers that are no daemons of the cluster."""
-
-
-class MatchReply(Message, frozen=True, kw_only=True):
-    locations: list[BlockLocation]
-    grants: list[RegionGrant] = msgspec.field(default_factory=list)
-    """As wanted, for as long as the lease: for each region in order, each opens the next 512 runs of its locations."""
-    spares: Spares | None = None
-
-
-class Locate(Message, frozen=True, kw_only=True):
-    """To the master: every replica of each of these, in order; an unknown hash has an empty list.
-
-    With `lease_ms` 0 it only looks: no lease, no recency (inspection never changes what is evicted next).
-    """
-
-    hashes: Hashes
-    lease_ms: int = 10_000
-    wants_grants: bool = False
-
-
-class LocateReply(Message, frozen=True, kw_only=True):
-    replicas: list[list[BlockLocation]]
-    grants: list[RegionGrant] = msgspec.field(default_factory=list)
-    """As in MatchReply, for those in DRAM: the first of each block in order, then the second of each, and so on."""
 
 
 class BlockFilter(Record, frozen=True, kw_only=True):
@@ -194,50 +137,6 @@ class SealedBlock(Record, frozen=True, kw_only=True):
     """Time since it was sealed, which may be in an earlier life of the node."""
     wanted: int = 0
     """Replicas it should have; 0: as many as the pool wants."""
-
-
-class Report(Message, frozen=True, kw_only=True):
-    """Cache node to master, batched: what was sealed and freed in a tier since the last one, and how full that is.
-
-    `sequence` grows by one per report in one (node epoch, incarnation), whatever the tier; a gap makes the master ask
-    for an announcement. What moves down is reported as sealed there before it is reported as freed above.
-    """
-
-    node: NodeId
-    epoch: int
-    sequence: int
-    sealed: list[SealedBlock]
-    freed: list[BlockHash]
-    used_bytes: int
-    capacity_bytes: int
-    refused_puts: int = 0
-    bad: list[BlockHash] = msgspec.field(default_factory=list)
-    """Freed as well, not listed there: the node found that their bytes are no longer what was sealed."""
-    cleared: list[Tombstone] = msgspec.field(default_factory=list)
-    """With the first report of an announcement: the clears this node remembers, for a master that is new."""
-    tier: Tier = "dram"
-    read_bytes_per_s: int = 0
-    """Of the tier, as measured of late; 0: not known."""
-    pins: list[Pin] = msgspec.field(default_factory=list)
-    """With the first report of an announcement: what a master before this one had pinned here, as it was asked."""
-    dead: list[DeadName] = msgspec.field(default_factory=list)
-    """Names that this node has logged as dead since; during an announcement all that it remembers."""
-    is_announcing: bool = False
-    """More of what was here before the announcement began is to come."""
-    segments: list[SegmentDescription] = msgspec.field(default_factory=list)
-    """All that the node lends in DRAM, when that has changed since it joined or said it last; else empty."""
-
-
-class ReportReply(Message, frozen=True, kw_only=True):
-    """`victims`: blocks to free in DRAM now, chosen by the master; `announce`: start again from nothing."""
-
-    victims: list[BlockHash] = msgspec.field(default_factory=list)
-    announce: bool = False
-    unwanted: list[BlockHash] = msgspec.field(default_factory=list)
-    """Cleared while the node was away: to be deleted from all its tiers."""
-    leased_bytes: int = 0
-    pinned_bytes: int = 0
-    """Why there are not enough victims: what readers hold, and hard pins. 0 where there are enough."""
 
 
 class FreeBlocks(Message, frozen=True, kw_only=True):
@@ -420,22 +319,3 @@ class CacheStatReply(Message, frozen=True, kw_only=True):
     tiers: dict[Tier, TierUsage] = msgspec.field(default_factory=dict)
     num_pinned: int = 0
     """Blocks that a pin holds, soft or hard."""
-
-
-class BlockStored(Message, frozen=True, kw_only=True, gc=False):
-    """Event."""
-
-    incarnation: Incarnation
-    meta: BlockMeta
-    node: NodeId
-    tier: Tier = "dram"
-
-
-class BlockRemoved(Message, frozen=True, kw_only=True, gc=False):
-    """Event."""
-
-    incarnation: Incarnation
-    hash: BlockHash
-    node: NodeId
-    why: RemovalReason
-    tier: Tier = "dram"

@@ -19,15 +19,9 @@ from daemons.protocol.block import (
     FreeBlocks,
     ListBlocks,
     ListBlocksReply,
-    Locate,
-    LocateReply,
-    Match,
-    MatchReply,
     Put,
     PutReply,
     RememberClear,
-    Report,
-    ReportReply,
     Stage,
     StageAhead,
     StageReply,
@@ -38,6 +32,7 @@ from daemons.protocol.block import (
 from daemons.protocol.event import Event, ReadEvents, ReadEventsReply
 from daemons.protocol.failure import Failure
 from daemons.protocol.key import AllowedKeys
+from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
 from daemons.protocol.node import (
     Beat,
     Hello,
@@ -77,6 +72,7 @@ from daemons.protocol.replication import (
     ReplicateBlocks,
     ReplicateReply,
 )
+from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.request import (
     Cancel,
     DataProbe,

@@ -6,7 +6,8 @@ import msgspec
 
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.base import Message, Record
-from daemons.protocol.block import BlockLocation, Spares
+from daemons.protocol.lookup import Spares
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.segment import DataAddress, Grant, RegionRef, Source
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -74,7 +75,7 @@ class Plan(Message, frozen=True, kw_only=True):
     incarnation: Incarnation
     prefill: InstanceAddress
     decode: InstanceAddress
-    matched: list[BlockLocation]
+    matched: BlockLocations
     put_target: PutTarget | None
     predicted_ttft_s: float
     candidates: list[Candidate] = msgspec.field(default_factory=list)
@@ -154,7 +155,7 @@ class Prefill(Message, frozen=True, kw_only=True):
     tokens: list[int]
     hashes: list[BlockHash]
     sampling: SamplingParams
-    matched: list[BlockLocation]
+    matched: BlockLocations
     put_target: PutTarget | None
     cache: CacheUse
     tenant: str

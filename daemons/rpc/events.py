@@ -1,6 +1,7 @@
-"""Events over PUB/SUB: [topic][u64 sequence][payload][u64 sequence of the event of this topic before].
+"""Events over PUB/SUB: [topic][u64 number][payload][u64 last number of the event of this topic before].
 
-A reader of all topics sees from the first number what it missed, a reader of one topic from the second.
+An event of several blocks has a number for each; the one it carries is the first. A reader of all topics sees from the
+first number what it missed, a reader of one topic from the second.
 """
 
 import logging
@@ -13,7 +14,7 @@ import zmq
 from daemons.core.errors import ConfigError
 from daemons.protocol.address import split_key
 from daemons.protocol.base import MALFORMED, Message
-from daemons.protocol.event import Event
+from daemons.protocol.event import Event, size_of
 from daemons.protocol.messages import decode_event, encode
 from daemons.rpc.authenticator import EVENTS, HandshakeWatch
 from daemons.rpc.keys import KeyPair, use_keys
@@ -48,17 +49,16 @@ class Publisher:
         if loop.identity is not None:
             loop.identity.allowed.on_revoked.append(self._cut)
 
-    def publish(self, *events: Message) -> int:
-        """The number of the last one."""
-        first, last_by_type = self.sequence + 1, self._last_by_type
-        self.sequence += len(events)
-        for number, event in enumerate(events, first):
-            if self._topics:
-                topic = type(event).__name__.lower().encode()
-                previous = last_by_type.get(type(event), 0)
-                numbers = _SEQUENCE.pack(number), _SEQUENCE.pack(previous)
-                self._socket.send_multipart([topic, numbers[0], encode(event), numbers[1]])
-            last_by_type[type(event)] = number
+    def publish(self, event: Message) -> int:
+        """Its last number."""
+        first, kind = self.sequence + 1, type(event)
+        self.sequence += size_of(event)
+        if self._topics:
+            topic = kind.__name__.lower().encode()
+            previous = self._last_by_type.get(kind, 0)
+            numbers = _SEQUENCE.pack(first), _SEQUENCE.pack(previous)
+            self._socket.send_multipart([topic, numbers[0], encode(event), numbers[1]])
+        self._last_by_type[kind] = self.sequence
         return self.sequence
 
     def close(self) -> None:
@@ -122,12 +122,12 @@ class Publisher:
 
 
 class Published(NamedTuple):
-    """`event` is None for one that this release does not know."""
+    """`event` is None for one that this release does not know; `sequence` is its first number."""
 
     sequence: int
     event: Event | None
     previous: int
-    """Number of the event of this topic before; 0 for none."""
+    """Last number of the event of this topic before; 0 for none."""
 
 
 class Subscriber:

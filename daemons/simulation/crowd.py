@@ -66,7 +66,7 @@ class Crowd:
         self._num_asked += 1
         hashes = self._prompts[self._num_asked % NUM_PROMPTS]
         directory = self._pool.directory
-        return len(directory.match_prefix(hashes, now_s=self._now_s(), lease_s=1.0))
+        return len(directory.match(hashes, now_s=self._now_s(), lease_s=1.0).rows)
 
     def decide(self) -> Placement:
         """A whole decision for the next prompt: match, weigh, lease, account. The oldest request ends with it."""

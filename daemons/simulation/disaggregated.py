@@ -30,6 +30,7 @@ from daemons.simulation.outcome import RequestOutcome
 from daemons.simulation.pool import MODEL, SimulatedPool
 from daemons.simulation.prefill_instance import PrefillInstance, Prompt
 from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest
+from daemons.store.columns import Rows
 
 HOT_WINDOW_S = 60.0
 HOT_REPLICAS = 3
@@ -131,7 +132,7 @@ class DisaggregatedCluster:
         now_s = self._events.now_s
         hashes = self.pool.hashes(request.blocks)
         rows = self.pool.directory.find_prefix(hashes, now_s=now_s)
-        local = self.pool.directory.leading_by_host(rows, now_s=now_s) if rows else {}
+        local = self.pool.directory.leading_by_host(rows, now_s=now_s)
         slow = self._fetcher.slow_part(rows, now_s=now_s)
         expected = None
         if self._expects_siblings:
@@ -187,7 +188,7 @@ class DisaggregatedCluster:
         found = min(here * BLOCK_TOKENS, planned_tokens)
         outcome.cached_tokens = max(outcome.cached_tokens, found)
 
-    def _fetch(self, request: TraceRequest, outcome: RequestOutcome, rows: Sequence[int]) -> float:
+    def _fetch(self, request: TraceRequest, outcome: RequestOutcome, rows: Rows) -> float:
         """Bring what the prefill node has not in its DRAM; when it is there."""
         node = NodeId(outcome.prefill)
         fetched = self._fetcher.fetch(rows, len(request.blocks), node, now_s=self._events.now_s)

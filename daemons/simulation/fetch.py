@@ -5,15 +5,15 @@ nodes' DRAM over the network.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daemons.core.ids import NodeId
-from daemons.protocol.block import BlockLocation
+from daemons.protocol.packed import BlockPlace
 from daemons.simulation.network import Network
 from daemons.simulation.pool import SimulatedPool
 from daemons.simulation.trace import BLOCK_TOKENS
-from daemons.store.replica_table import Place
+from daemons.store.columns import Rows
+from daemons.store.slot_table import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Fetcher:
         self._network = network
         self._block_bytes = block_bytes
 
-    def fetch(self, rows: Sequence[int], num_asked: int, node: NodeId, *, now_s: float) -> Fetched:
+    def fetch(self, rows: Rows, num_asked: int, node: NodeId, *, now_s: float) -> Fetched:
         """Begin to bring the blocks of these rows to this node."""
         found = self._pool.take(rows, num_asked, node, now_s)
         far = [(depth, at) for depth, at in enumerate(found) if not _is_here(at, node)]
@@ -57,10 +57,10 @@ class Fetcher:
         )
         return Fetched(ready_s, remote, ssd, below)
 
-    def slow_part(self, rows: Sequence[int], *, now_s: float) -> SlowPart:
+    def slow_part(self, rows: Rows, *, now_s: float) -> SlowPart:
         """Only looks. What other requests have asked the devices for before counts."""
         lower = self._pool.lower
-        if lower is None or not rows:
+        if lower is None or not len(rows):
             return SlowPart(len(rows) * BLOCK_TOKENS, 0.0)
         places = self._pool.directory.best_places(rows, now_s=now_s)
         is_slow = [place[1] != "dram" for place in places]
@@ -84,9 +84,9 @@ class Fetcher:
         return max(end_s, self._network.send(node, target, num_bytes, now_s=now_s))
 
 
-def _is_here(location: BlockLocation, node: NodeId) -> bool:
+def _is_here(location: BlockPlace, node: NodeId) -> bool:
     return location.node == node and location.tier == "dram"
 
 
-def _place(location: BlockLocation) -> Place:
+def _place(location: BlockPlace) -> Place:
     return location.node, location.tier

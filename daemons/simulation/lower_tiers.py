@@ -10,10 +10,11 @@ from typing import Final
 
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.protocol.block import SealedBlock, Tier
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import RegionRef
 from daemons.simulation.hardware import StorageRates
 from daemons.store.directory import Directory
-from daemons.store.replica_table import Place
+from daemons.store.slot_table import Place
 
 OBJECT_STORE: Final = NodeId("object-store")
 MAX_BACKLOG_S: Final = 5.0
@@ -105,7 +106,8 @@ class LowerTiers:
             return
         self._make_room(place, len(new), now_s)
         room = self._capacity[tier] - directory.num_blocks_on(node, tier)
-        directory.record_sealed(node, new[: max(0, room)], now_s=now_s, tier=tier)
+        fitting = SealedBlocks.pack(new[: max(0, room)])
+        directory.record_sealed(node, fitting, now_s=now_s, tier=tier)
 
     def _make_room(self, place: Place, num_blocks: int, now_s: float) -> None:
         directory, (node, tier) = self._directory, place
@@ -139,6 +141,4 @@ def sealed_of(directory: Directory, hashes: Sequence[BlockHash]) -> list[SealedB
 
 
 def _region_of(directory: Directory, node: NodeId) -> RegionRef:
-    slot = directory.replicas.slots[directory.slot_by_place[node, "dram"]]
-    assert slot is not None
-    return slot.region
+    return directory.slots[directory.slots.by_place[node, "dram"]].region

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
-from daemons.protocol.block import BlockLocation, BlockMeta, SealedBlock, Tier
+from daemons.protocol.block import BlockMeta, SealedBlock, Tier
+from daemons.protocol.packed import BlockPlace, SealedBlocks
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.simulation.lower_tiers import Device, LowerSizes, LowerTiers, sealed_of
 from daemons.simulation.trace import BLOCK_TOKENS
+from daemons.store.columns import Rows
 from daemons.store.directory import Directory
 from daemons.store.eviction import POLICIES
 from daemons.store.promotion import Promotion
@@ -66,7 +68,8 @@ class SimulatedPool:
             self._make_room(node, len(part), now_s)
             if self.used_blocks[node] + len(part) > self.capacity_blocks:
                 return  # all that is left is leased
-            self.used_blocks[node] += len(self.directory.record_sealed(node, part, now_s=now_s))
+            packed = SealedBlocks.pack(part)
+            self.used_blocks[node] += len(self.directory.record_sealed(node, packed, now_s=now_s))
 
     def promote(
         self, node: NodeId, blocks: Sequence[int], depths: Sequence[int], *, now_s: float
@@ -95,11 +98,13 @@ class SimulatedPool:
         self.used_blocks[node] -= len(self.directory.record_freed(node, given))
         return bool(given)
 
-    def take(
-        self, rows: Sequence[int], num_asked: int, near: NodeId, now_s: float
-    ) -> list[BlockLocation]:
-        """Where to read a prefix from, leased while it is read."""
-        return self.directory.take(rows, num_asked, now_s=now_s, lease_s=LEASE_S, near=HostId(near))
+    def take(self, rows: Rows, num_asked: int, near: NodeId, now_s: float) -> list[BlockPlace]:
+        """Where to read each block of a prefix from, leased while it is read."""
+        taken = self.directory.take(
+            rows, num_asked, now_s=now_s, lease_s=LEASE_S, near=HostId(near)
+        )
+        numbers = self.directory.replicas.slot.values[taken.replicas].tolist()
+        return [taken.locations.places[number] for number in numbers]
 
     def _make_room(self, node: NodeId, num_blocks: int, now_s: float) -> None:
         limit = HIGH_WATERMARK * self.capacity_blocks

@@ -2,36 +2,18 @@
 number); everything else is in arrays, for a million blocks must neither cost gigabytes nor slow the collector.
 """
 
-from array import array
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta
-from daemons.protocol.prefix_hash import HASH_BYTES
-
-NO_ROW = -1
-GROW_ROWS = 1024
-"""Columns grow by so many at once: one call per column and block costs more than all else."""
-
-
-def take_rows(count: int, free: "array[int]", num_used: int) -> list[int]:
-    """So many rows for new entries: those that are free, which are taken out, then the ones above all in use."""
-    reused = min(count, len(free))
-    rows = free[len(free) - reused :].tolist()
-    del free[len(free) - reused :]
-    return rows + list(range(num_used, num_used + count - reused))
-
-
-class Kind(NamedTuple):
-    """What many blocks have in common, kept once."""
-
-    namespace: bytes
-    model: str
-    tenant: str
+from daemons.protocol.packed import HASH_TYPE, BlockKind, NamedValue, SealedBlocks
+from daemons.store.columns import NO_ROW, Column, RowPool, Rows
 
 
 class Named(NamedTuple):
@@ -47,143 +29,141 @@ class BlockTable:
 
     def __init__(self) -> None:
         self.row_by_hash: dict[BlockHash, int] = {}
-        self.hashes = bytearray()
-        self.parents = bytearray()
-        self.depth = array("I")
-        self.num_tokens = array("I")
-        self.kind = array("i")
-        self.created_s = array("d")
-        self.head = array("i")
-        self.wanted = array("B")
+        self.hashes = Column[np.void](HASH_TYPE)
+        self.parents = Column[np.void](HASH_TYPE)
+        self.depth = Column[np.uint32](np.uint32)
+        self.num_tokens = Column[np.uint32](np.uint32)
+        self.kind = Column[np.int32](np.int32, NO_ROW)
+        self.created_s = Column[np.float64](np.float64)
+        self.head = Column[np.int32](np.int32, NO_ROW)
+        self.wanted = Column[np.uint8](np.uint8)
         """Replicas it should have; 0: as many as the pool wants."""
-        self.hot = array("B")
+        self.hot = Column[np.uint8](np.uint8)
         """Replicas it should have at least, for as long as it is hot; 0: it is not."""
         self.num_hot = 0
         self.num_wanted = 0
         """Blocks with a number of their own."""
-        self.kinds: list[Kind | None] = []
-        self.num_by_kind = array("q")
+        self.kinds: list[BlockKind | None] = []
+        self.num_by_kind: list[int] = []
         self.names: dict[int, Named] = {}
         """By row."""
         self.rows_by_name: dict[bytes, dict[bytes, int]] = {}
         """By namespace and name, for look-ups that need not hash."""
-        self._kind_ids: dict[Kind, int] = {}
-        self._num_used = 0
-        """Rows that were ever in use; those above are blank."""
-        self._free = array("i")
+        self._kind_ids: dict[BlockKind, int] = {}
+        self._pool = RowPool()
 
     def __len__(self) -> int:
         return len(self.row_by_hash)
 
-    def add_all(self, metas: Sequence[BlockMeta], created_s: Sequence[float]) -> list[int]:
-        """Rows of blocks that are not there yet, each once. Flat: a master adds hundreds of thousands a second."""
-        rows = take_rows(len(metas), self._free, self._num_used)
-        self._num_used = max(self._num_used, max(rows, default=-1) + 1)
-        while self._num_used > len(self.kind):
-            self._grow()
-        hashes, parents, row_by_hash = self.hashes, self.parents, self.row_by_hash
-        depth, num_tokens, born_s = self.depth, self.num_tokens, self.created_s
-        kind, kind_ids, num_by_kind = self.kind, self._kind_ids, self.num_by_kind
-        head, wanted, hot = self.head, self.wanted, self.hot
-        for row, meta, at_s in zip(rows, metas, created_s, strict=True):
-            kind_id = kind_ids.get((meta.namespace, meta.model, meta.tenant))  # type: ignore[call-overload]  # a Kind is such a tuple
-            if kind_id is None:
-                kind_id = self._new_kind(Kind(meta.namespace, meta.model, meta.tenant))
-            num_by_kind[kind_id] += 1
-            kind[row] = kind_id
-            at = row * HASH_BYTES
-            hashes[at : at + HASH_BYTES] = meta.hash
-            parents[at : at + HASH_BYTES] = meta.parent
-            depth[row] = meta.depth
-            num_tokens[row] = meta.num_tokens
-            born_s[row] = at_s
-            head[row] = NO_ROW
-            wanted[row] = hot[row] = 0
-            row_by_hash[meta.hash] = row
-            if meta.name:
-                self.name(row, meta)
+    def find_all(self, hashes: Sequence[BlockHash]) -> Rows:
+        """NO_ROW for those that are not there."""
+        rows = list(map(self.row_by_hash.get, hashes, repeat(NO_ROW)))
+        found: Rows = np.array(rows, np.intp)
+        return found
+
+    def add_all(
+        self, sealed: SealedBlocks, hashes: Sequence[BlockHash], created_s: NDArray[np.float64]
+    ) -> Rows:
+        """Rows of blocks that are not there yet, each once; `hashes` are theirs. They have no replica yet."""
+        rows = self._pool.take(len(hashes))
+        for column in (self.hashes, self.parents, self.depth, self.num_tokens):
+            column.reach(self._pool.num_used)
+        for other in (self.kind, self.created_s, self.head, self.wanted, self.hot):
+            other.reach(self._pool.num_used)
+        columns = sealed.columns()
+        location = columns["location"]
+        self.hashes.values[rows] = location["hash"]
+        self.parents.values[rows] = columns["parent"]
+        self.depth.values[rows] = columns["depth"]
+        self.num_tokens.values[rows] = columns["num_tokens"]
+        self.kind.values[rows] = self._count_kinds(sealed, location["common"])
+        self.created_s.values[rows] = created_s
+        self.head.values[rows] = NO_ROW
+        self.wanted.values[rows] = 0
+        self.hot.values[rows] = 0
+        self.row_by_hash.update(zip(hashes, rows.tolist(), strict=True))
+        for index, named in sealed.named.items():
+            self.name(int(rows[index]), named)
         return rows
 
-    def name(self, row: int, meta: BlockMeta) -> None:
+    def name(self, row: int, named: NamedValue) -> None:
         """Of a new object, or of one in a new version."""
-        self.names[row] = Named(meta.namespace, meta.name, meta.value_bytes)
-        self.rows_by_name.setdefault(meta.namespace, {})[meta.name] = row
+        kind = self.kinds[self.kind.values[row]]
+        assert kind is not None, "a row in use has a kind"
+        self.names[row] = Named(kind.namespace, named.name, named.value_bytes)
+        self.rows_by_name.setdefault(kind.namespace, {})[named.name] = row
 
-    def remove(self, row: int) -> None:
-        self.remove_all([self.hash_of(row)])
-
-    def remove_all(self, hashes: Iterable[BlockHash]) -> None:
+    def remove_all(self, hashes: Sequence[BlockHash], rows: Rows) -> None:
         """Blocks that are there, each once."""
-        row_by_hash, names, wanted = self.row_by_hash, self.names, self.wanted
-        kind, num_by_kind = self.kind, self.num_by_kind
-        rows = []
-        for block_hash in hashes:
-            row = row_by_hash.pop(block_hash)
-            if names and row in names:
+        deque(map(self.row_by_hash.__delitem__, hashes), 0)
+        if self.names:
+            for row in self.names.keys() & set(rows.tolist()):
                 self._unname(row)
-            if wanted[row]:
-                self.want(row, 0)
-            if self.hot[row]:
-                self.heat(row, 0)
-            kind_id = kind[row]
-            kind[row] = NO_ROW
-            num_by_kind[kind_id] -= 1
-            if not num_by_kind[kind_id]:
+        if self.num_wanted:
+            self.num_wanted -= int(np.count_nonzero(self.wanted.values[rows]))
+            self.wanted.values[rows] = 0
+        if self.num_hot:
+            self.num_hot -= int(np.count_nonzero(self.hot.values[rows]))
+            self.hot.values[rows] = 0
+        counts = np.bincount(self.kind.values[rows])
+        for kind_id in np.flatnonzero(counts).tolist():
+            self.num_by_kind[kind_id] -= int(counts[kind_id])
+            if not self.num_by_kind[kind_id]:
                 self._forget_kind(kind_id)
-            rows.append(row)
-        self._free.extend(rows)
-
-    def _forget_kind(self, kind_id: int) -> None:
-        named = self.kinds[kind_id]
-        assert named is not None, "a kind in use is known"
-        del self._kind_ids[named]
-        self.kinds[kind_id] = None
-
-    def _unname(self, row: int) -> None:
-        named = self.names.pop(row)
-        of_namespace = self.rows_by_name[named.namespace]
-        del of_namespace[named.name]
-        if not of_namespace:
-            del self.rows_by_name[named.namespace]
+        self.kind.values[rows] = NO_ROW
+        self._pool.give(rows)
 
     def want(self, row: int, count: int) -> None:
         """So many replicas; 0 for as many as the pool wants."""
-        self.num_wanted += (count > 0) - (self.wanted[row] > 0)
-        self.wanted[row] = count
+        self.num_wanted += (count > 0) - int(self.wanted.values[row] > 0)
+        self.wanted.values[row] = count
+
+    def want_all(self, rows: Rows, counts: NDArray[np.uint32]) -> None:
+        """Of blocks that have no number of their own."""
+        if np.count_nonzero(counts):
+            self.num_wanted += int(np.count_nonzero(counts))
+            self.wanted.values[rows] = counts
 
     def namespace_of(self, block_hash: BlockHash) -> bytes | None:
         """None for a block that is not here."""
         row = self.row_by_hash.get(block_hash, NO_ROW)
-        kind = self.kinds[self.kind[row]] if row != NO_ROW else None
+        kind = self.kinds[self.kind.values.item(row)] if row != NO_ROW else None
         return None if kind is None else kind.namespace
 
     def heat(self, row: int, count: int) -> None:
         """At least so many replicas while it is hot; 0: it is no longer."""
-        self.num_hot += (count > 0) - (self.hot[row] > 0)
-        self.hot[row] = count
+        self.num_hot += (count > 0) - int(self.hot.values[row] > 0)
+        self.hot.values[row] = count
 
     def hash_of(self, row: int) -> BlockHash:
-        return BlockHash(bytes(self.hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
+        return BlockHash(self.hashes.bytes_of(row))
 
-    def hashes_of(self, rows: Sequence[int]) -> list[BlockHash]:
+    def hashes_of(self, rows: NDArray[np.integer[Any]]) -> list[BlockHash]:
         """Of many rows at once, for a call of `hash_of` costs as much as the hash."""
-        hashes = self.hashes
-        starts = [row * HASH_BYTES for row in rows]
-        return cast(list[BlockHash], [bytes(hashes[at : at + HASH_BYTES]) for at in starts])
+        return cast(list[BlockHash], self.hashes.values[rows].tolist())
 
     def parent_of(self, row: int) -> BlockHash:
-        return BlockHash(bytes(self.parents[row * HASH_BYTES : (row + 1) * HASH_BYTES]))
+        return BlockHash(self.parents.bytes_of(row))
+
+    def starts(self, rows: Rows) -> Rows:
+        """Those of these rows whose parent is not the row before them."""
+        if len(rows) < 2:
+            return rows
+        parents = self.parents.values[rows[1:]].view(np.uint64).reshape(-1, 2)
+        before = self.hashes.values[rows[:-1]].view(np.uint64).reshape(-1, 2)
+        is_next = (parents[:, 0] == before[:, 0]) & (parents[:, 1] == before[:, 1])
+        return np.compress(np.concatenate([[True], ~is_next]), rows)
 
     def meta_of(self, row: int) -> BlockMeta:
-        kind = self.kinds[self.kind[row]]
+        kind = self.kinds[self.kind.values[row]]
         assert kind is not None, "a row in use has a kind"
         named = self.names.get(row)
         return BlockMeta(
             hash=self.hash_of(row),
             parent=self.parent_of(row),
             namespace=kind.namespace,
-            depth=self.depth[row],
-            num_tokens=self.num_tokens[row],
+            depth=self.depth.values.item(row),
+            num_tokens=self.num_tokens.values.item(row),
             model=kind.model,
             tenant=kind.tenant,
             name=named.name if named else b"",
@@ -192,29 +172,37 @@ class BlockTable:
 
     def key_columns(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Hashes as (first, last) 8 bytes, big-endian, so that numbers sort as the bytes do; copies."""
-        pairs = np.frombuffer(bytes(self.hashes), ">u8").reshape(-1, 2)
+        pairs = self.hashes.values.view(">u8").reshape(-1, 2)
         return pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.uint64)
 
-    def _grow(self) -> None:
-        self.hashes += bytes(GROW_ROWS * HASH_BYTES)
-        self.parents += bytes(GROW_ROWS * HASH_BYTES)
-        self.depth.extend([0] * GROW_ROWS)
-        self.num_tokens.extend([0] * GROW_ROWS)
-        self.kind.extend([NO_ROW] * GROW_ROWS)
-        self.created_s.extend([0.0] * GROW_ROWS)
-        self.head.extend([NO_ROW] * GROW_ROWS)
-        self.wanted.extend([0] * GROW_ROWS)
-        self.hot.extend([0] * GROW_ROWS)
+    def _unname(self, row: int) -> None:
+        named = self.names.pop(row)
+        of_namespace = self.rows_by_name[named.namespace]
+        del of_namespace[named.name]
+        if not of_namespace:
+            del self.rows_by_name[named.namespace]
 
-    def _new_kind(self, kind: Kind) -> int:
+    def _count_kinds(self, sealed: SealedBlocks, common: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """The kind of each, counted; none is kept that no block is of."""
+        counts = np.bincount(common, minlength=len(sealed.kinds)).tolist()
+        ids = np.full(len(sealed.kinds), NO_ROW, np.int32)
+        for number, (kind, count) in enumerate(zip(sealed.kinds, counts, strict=True)):
+            if count:
+                kind_id = self._kind_ids.get(kind)
+                ids[number] = kind_id = self._new_kind(kind) if kind_id is None else kind_id
+                self.num_by_kind[kind_id] += count
+        return ids.take(common)
+
+    def _new_kind(self, kind: BlockKind) -> int:
         """A free id, so that there are never more than kinds in use at one time."""
-        for kind_id, held in enumerate(self.kinds):
-            if held is None:
-                self.kinds[kind_id] = kind
-                break
-        else:
-            kind_id = len(self.kinds)
-            self.kinds.append(kind)
-            self.num_by_kind.append(0)
+        kind_id = next((n for n, held in enumerate(self.kinds) if held is None), len(self.kinds))
+        self.kinds[kind_id : kind_id + 1] = [kind]
+        self.num_by_kind[kind_id : kind_id + 1] = [0]
         self._kind_ids[kind] = kind_id
         return kind_id
+
+    def _forget_kind(self, kind_id: int) -> None:
+        named = self.kinds[kind_id]
+        assert named is not None, "a kind in use is known"
+        del self._kind_ids[named]
+        self.kinds[kind_id] = None

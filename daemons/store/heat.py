@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemons.core.ids import BlockHash
-from daemons.store.block_table import GROW_ROWS
+
+_GROW_ROWS = 1024
 
 HALF_LIFE_S = 300.0
 _MAX_HALF_LIVES = 500
@@ -33,7 +34,7 @@ class HeatTable:
     def add(self, row: int, block_hash: BlockHash, *, now_s: float) -> None:
         """A new or reused row: as hot as it was when it left, and used once."""
         if row >= len(self.heat):
-            self.heat.extend([0.0] * (row + GROW_ROWS - len(self.heat)))
+            self.heat.extend([0.0] * (row + _GROW_ROWS - len(self.heat)))
         weight = self._weight(now_s)
         one, other = self._memory
         first, second = _places(block_hash)

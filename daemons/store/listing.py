@@ -10,10 +10,10 @@ from daemons.core.errors import Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockFilter, ListedBlock
 from daemons.protocol.prefix_hash import HASH_BYTES
-from daemons.store.block_table import NO_ROW
+from daemons.store.columns import NO_ROW
 from daemons.store.directory import Directory
 from daemons.store.pins import HARD
-from daemons.store.replica_table import TIERS, Place
+from daemons.store.slot_table import TIERS, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ def select_replicas(
     rows = np.zeros(len(directory.blocks.kind), bool)
     rows[_matching_rows(directory, wanted, now_s)] = True
     found: dict[Place, list[BlockHash]] = {}
-    for place, number in directory.slot_by_place.items():
+    for place, number in directory.slots.by_place.items():
         if wanted.node not in (None, place[0]):
             continue
-        held = np.flatnonzero(directory.replicas.slot_column() == number)
+        held = np.flatnonzero(directory.replicas.slot.values == number)
         if len(held):
-            blocks = np.frombuffer(directory.replicas.block, np.int32)[held]
-            chosen: list[int] = blocks[rows[blocks]].tolist()
-            if chosen:
-                found[place] = [directory.blocks.hash_of(row) for row in chosen]
+            blocks = directory.replicas.block.values[held]
+            chosen = blocks[rows[blocks]]
+            if len(chosen):
+                found[place] = directory.blocks.hashes_of(chosen)
     return found
 
 
 def total(directory: Directory, *, now_s: float) -> Totals:
     """Exact, also while a dropped node is still being swept."""
     live = _live_rows(directory)
-    kinds = np.frombuffer(directory.blocks.kind, np.int32)[live] if len(live) else live
+    kinds = directory.blocks.kind.values[live]
     by_model: dict[str, int] = {}
     for kind_id, count in enumerate(np.bincount(kinds, minlength=0).tolist()):
         kind = directory.blocks.kinds[kind_id]
@@ -79,10 +79,8 @@ def total(directory: Directory, *, now_s: float) -> Totals:
             by_model[kind.model] = by_model.get(kind.model, 0) + count
     return Totals(
         num_blocks=len(live),
-        num_replicas=sum(
-            slot.num_replicas for slot in directory.replicas.slots if slot and not slot.is_dropped
-        ),
-        num_leased=int((directory.leases.until_column()[live] > now_s).sum()),
+        num_replicas=sum(slot.num_replicas for _, slot in directory.slots if not slot.is_dropped),
+        num_leased=int((directory.leases.until_s.values[live] > now_s).sum()),
         num_pinned=len(directory.pins.held(directory.blocks, now_s=now_s)),
         blocks_by_model=by_model,
     )
@@ -98,15 +96,15 @@ class HeldBack:
 
 
 def held_back(directory: Directory, node: NodeId, *, now_s: float) -> HeldBack:
-    number = directory.slot_by_place.get((node, "dram"))
+    number = directory.slots.by_place.get((node, "dram"))
     if number is None:
         return HeldBack(0, 0)
-    held = np.flatnonzero(directory.replicas.slot_column() == number)
+    held = np.flatnonzero(directory.replicas.slot.values == number)
     if len(held) == 0:
         return HeldBack(0, 0)
-    blocks = np.frombuffer(directory.replicas.block, np.int32)[held]
-    lengths = np.frombuffer(directory.replicas.length, np.uint64)[held]
-    is_leased = directory.leases.until_column()[blocks] > now_s
+    blocks = directory.replicas.block.values[held]
+    lengths = directory.replicas.length.values[held]
+    is_leased = directory.leases.until_s.values[blocks] > now_s
     pins = directory.pins.levels(directory.blocks, now_s=now_s)
     is_pinned = np.zeros(len(held), bool) if pins is None else pins[blocks] == HARD
     return HeldBack(int(lengths[is_leased].sum()), int(lengths[is_pinned & ~is_leased].sum()))
@@ -114,15 +112,11 @@ def held_back(directory: Directory, node: NodeId, *, now_s: float) -> HeldBack:
 
 def _live_rows(directory: Directory, node: NodeId | None = None) -> NDArray[np.intp]:
     """Blocks with a replica on a node that was not dropped, or on this one node."""
-    slots = directory.replicas.slot_column()
-    if len(slots) == 0:
-        return np.empty(0, np.intp)
-    if node is None:
-        is_live = (slots != NO_ROW) & ~directory.replicas.is_dropped_by_slot()[np.maximum(slots, 0)]
-    else:
-        is_live = np.isin(slots, directory.numbers_of(node))
+    slots = directory.replicas.slot.values
+    numbers = directory.slots.is_live() if node is None else directory.slots.is_on(node)
+    is_live = numbers[slots]
     has_live = np.zeros(len(directory.blocks.kind), bool)
-    has_live[np.frombuffer(directory.replicas.block, np.int32)[is_live]] = True
+    has_live[directory.replicas.block.values[is_live]] = True
     return np.flatnonzero(has_live)
 
 
@@ -142,10 +136,9 @@ def _matching_rows(directory: Directory, wanted: BlockFilter, now_s: float) -> N
         ],
         bool,
     )
-    kinds = np.frombuffer(blocks.kind, np.int32)
-    rows = np.compress(is_wanted[kinds[rows]], rows)
+    rows = np.compress(is_wanted[blocks.kind.values[rows]], rows)
     if wanted.older_than_s is not None:
-        created_s = np.frombuffer(blocks.created_s, np.float64)[rows]
+        created_s = blocks.created_s.values[rows]
         rows = np.compress(now_s - created_s > wanted.older_than_s, rows)
     if wanted.hash_prefix:
         low, high = _prefix_bounds(wanted.hash_prefix)
@@ -158,9 +151,8 @@ def _matching_rows(directory: Directory, wanted: BlockFilter, now_s: float) -> N
 
 
 def _rows_of(directory: Directory, hashes: Sequence[BlockHash]) -> NDArray[np.intp]:
-    find = directory.blocks.row_by_hash.get
-    found = [row for block_hash in hashes if (row := find(block_hash)) is not None]
-    return np.array(found, np.intp)
+    found = directory.blocks.find_all(hashes)
+    return np.compress(found != NO_ROW, found)
 
 
 def _prefix_bounds(prefix: str) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -185,26 +177,21 @@ def _key(block_hash: bytes) -> tuple[int, int]:
 
 
 def _listed(directory: Directory, row: int, now_s: float) -> ListedBlock:
-    replicas = directory.replicas
-    live = []
-    replica = directory.blocks.head[row]
-    while replica != NO_ROW:
-        if not replicas.slot_of(replica).is_dropped:
-            live.append(replica)
-        replica = replicas.next[replica]
+    slot_of = directory.tables.slot_of
+    live = [each for each in directory.tables.chain(row) if not slot_of(each).is_dropped]
     pin = directory.pins.held(directory.blocks, now_s=now_s).get(row)
-    live.sort(key=lambda replica: TIERS.index(replicas.slot_of(replica).tier))
-    tiers = [replicas.slot_of(replica).tier for replica in live]
+    live.sort(key=lambda replica: TIERS.index(slot_of(replica).tier))
+    tiers = [slot_of(replica).tier for replica in live]
     return ListedBlock(
         meta=directory.blocks.meta_of(row),
-        nodes=[replicas.slot_of(replica).node for replica in live],
+        nodes=[slot_of(replica).node for replica in live],
         tier=tiers[0] if tiers else "dram",
         tiers=tiers,
-        length=replicas.length[live[0]] if live else 0,
-        age_s=now_s - directory.blocks.created_s[row],
-        idle_s=now_s - directory.leases.used_s[row],
+        length=directory.replicas.length.values.item(live[0]) if live else 0,
+        age_s=now_s - directory.blocks.created_s.values.item(row),
+        idle_s=now_s - directory.leases.used_s.values.item(row),
         is_leased=directory.leases.is_leased(row, now_s=now_s),
         pin="none" if pin is None else "hard" if pin.level == HARD else "soft",
         pin_left_s=0.0 if pin is None else pin.until_s - now_s,
-        wanted=directory.blocks.wanted[row] or directory.choice.default_wanted,
+        wanted=directory.blocks.wanted.values.item(row) or directory.choice.default_wanted,
     )

@@ -11,7 +11,6 @@ import numpy as np
 
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.objects import ListedName, NamespaceStat
-from daemons.store.block_table import NO_ROW
 from daemons.store.directory import Directory
 
 OBJECT_MODEL: Final = ""
@@ -73,42 +72,38 @@ def find_orphans(
         for number, kind in enumerate(blocks.kinds)
         if kind is not None and kind.model == OBJECT_MODEL
     ]
-    if not kinds or not blocks.kind:
+    if not kinds:
         return {}
-    is_chunk = np.isin(np.frombuffer(blocks.kind, np.int32)[window], kinds)
-    is_chunk &= np.frombuffer(blocks.created_s, np.float64)[window] < sealed_before_s
-    is_chunk &= np.frombuffer(blocks.depth, np.uint32)[window] > 0
+    is_chunk = np.isin(blocks.kind.values[window], kinds)
+    is_chunk &= blocks.created_s.values[window] < sealed_before_s
+    is_chunk &= blocks.depth.values[window] > 0
     found: dict[NodeId, list[BlockHash]] = {}
     rows: list[int] = (np.flatnonzero(is_chunk) + first_row).tolist()
     for row in rows:
         key = blocks.parent_of(row)
-        version = replicas.version[blocks.head[row]]
+        version = replicas.number("version", blocks.head.values.item(row))
         if is_held(key, version):
             continue
         object_row = blocks.row_by_hash.get(key)
-        if object_row is not None and replicas.version[blocks.head[object_row]] == version:
-            continue
+        if object_row is not None:
+            object_head = blocks.head.values.item(object_row)
+            if replicas.number("version", object_head) == version:
+                continue
         for node in {place[0] for place, _ in directory.versions_of(blocks.hash_of(row))}:
             found.setdefault(node, []).append(blocks.hash_of(row))
     return found
 
 
 def _listed(directory: Directory, row: int, now_s: float) -> ListedName:
-    blocks, replicas = directory.blocks, directory.replicas
+    blocks = directory.blocks
     named = blocks.names[row]
-    nodes: list[NodeId] = []
-    replica = blocks.head[row]
-    version = replicas.version[replica]
-    while replica != NO_ROW:
-        slot = replicas.slot_of(replica)
-        if not slot.is_dropped and slot.node not in nodes:
-            nodes.append(slot.node)
-        replica = replicas.next[replica]
+    chain = directory.tables.chain(row)
+    slots = map(directory.tables.slot_of, chain)
     return ListedName(
         name=named.name,
         value_bytes=named.value_bytes,
-        version=version,
-        nodes=nodes,
-        age_s=max(0.0, now_s - blocks.created_s[row]),
-        idle_s=max(0.0, now_s - directory.leases.used_s[row]),
+        version=directory.replicas.number("version", chain[0]),
+        nodes=list(dict.fromkeys(slot.node for slot in slots if not slot.is_dropped)),
+        age_s=max(0.0, now_s - blocks.created_s.values.item(row)),
+        idle_s=max(0.0, now_s - directory.leases.used_s.values.item(row)),
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.store.block_table import BlockTable
+from daemons.store.columns import Rows
 
 MAX_PINS: Final = 4096
 """Each holds a prefix of any length."""
@@ -61,23 +62,21 @@ class PinTable:
         self._change()
         return ended
 
-    def blocks_added(self, blocks: BlockTable, rows: Sequence[int]) -> None:
+    def blocks_added(self, hashes: Sequence[BlockHash]) -> None:
         """The directory has blocks that it had not when `held` was found."""
         if not self.pins and not self._gaps:
             return
-        for row in rows:
-            block_hash = blocks.hash_of(row)
-            if block_hash in self.pins or block_hash in self._gaps:
-                self._change()
+        if any(block_hash in self.pins or block_hash in self._gaps for block_hash in hashes):
+            self._change()
 
     def replica_added(self, row: int) -> None:
         """Another node has it, too."""
         if row in self._held:
             self.num_changes += 1
 
-    def block_removed(self, row: int) -> None:
-        """Before the row is reused."""
-        if row in self._held:
+    def blocks_removed(self, rows: Rows) -> None:
+        """Before the rows are reused."""
+        if self._held and not self._held.keys().isdisjoint(rows.tolist()):
             self._change()
 
     def held(self, blocks: BlockTable, *, now_s: float) -> dict[int, HeldPin]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemons.core.ids import BlockHash, NodeId
-from daemons.store.block_table import NO_ROW
+from daemons.store.columns import NO_ROW
 from daemons.store.directory import Directory
 
 STEP_ROWS: Final = 32_768
@@ -79,12 +79,8 @@ class CountPass:
         """For each block the domains that have it, or may have it again soon; a bit each."""
         self._there = np.zeros(shape, np.uint64)
         self._can_read = np.zeros(self._num_blocks, bool)
-        self._slots_of = {node: directory.numbers_of(node) for node in rules.draining}
-        self._slot_tiers = {
-            number: slot.tier
-            for number, slot in enumerate(directory.replicas.slots)
-            if slot is not None
-        }
+        self._slots_of = {node: directory.slots.numbers_of(node) for node in rules.draining}
+        self._slot_tiers = {number: slot.tier for number, slot in directory.slots}
         self._bytes_on = {node: np.zeros(self._num_blocks, np.uint64) for node in rules.draining}
         self._in_dram = {node: np.zeros(self._num_blocks, bool) for node in rules.draining}
         self._row = 0
@@ -102,8 +98,8 @@ class CountPass:
 
     def _add_rows(self, start: int, end: int) -> None:
         replicas = self._directory.replicas
-        slots = replicas.slot_column()[start:end]
-        blocks = np.frombuffer(replicas.block, np.int32)[start:end]
+        slots = replicas.slot.values[start:end]
+        blocks = replicas.block.values[start:end]
         # Slots that were opened since, and free rows, are none: the last entry.
         none = len(self._domain) - 1
         is_open = (slots != NO_ROW) & (slots < none) & (blocks < self._num_blocks)
@@ -115,7 +111,7 @@ class CountPass:
             self._known[word, blocks[is_here]] |= bit
             self._there[word, blocks[is_here & live]] |= bit
         self._can_read[blocks[live]] = True
-        lengths = np.frombuffer(replicas.length, np.uint64)[start:end]
+        lengths = replicas.length.values[start:end]
         for node, numbers in self._slots_of.items():
             for slot in numbers:
                 on_slot = slots == slot
@@ -125,8 +121,8 @@ class CountPass:
 
     def _judge(self, part: slice) -> None:
         rules, counts = self._rules, self.counts
-        own = np.frombuffer(self._directory.blocks.wanted, np.uint8)[part]
-        hot = np.frombuffer(self._directory.blocks.hot, np.uint8)[part]
+        own = self._directory.blocks.wanted.values[part]
+        hot = self._directory.blocks.hot.values[part]
         asked = np.maximum(np.where(own > 0, own, rules.default), hot)
         wanted = np.minimum(asked, max(1, rules.num_domains))
         short = self._can_read[part] & (_num_bits(self._known[:, part]) < wanted)
@@ -147,8 +143,7 @@ class CountPass:
     def _collect(self, into: list[BlockHash], chosen: NDArray[np.bool_], start: int) -> None:
         room = self._limit - len(into)
         if room > 0:
-            rows: list[int] = (np.flatnonzero(chosen)[:room] + start).tolist()
-            into.extend(self._directory.blocks.hash_of(row) for row in rows)
+            into += self._directory.blocks.hashes_of(np.flatnonzero(chosen)[:room] + start)
 
 
 def _num_bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -168,11 +163,10 @@ def _domain_by_slot(
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The number of each slot's domain, _NONE where it does not count; which can be read. One more, for no slot."""
     numbers: dict[str, int] = {}
-    opened = directory.replicas.slots
-    domain = np.full(len(opened) + 1, _NONE, np.int32)
-    live = np.zeros(len(opened) + 1, bool)
-    for number, slot in enumerate(opened):
-        if slot is None or (slot.is_dropped and not slot.is_kept):
+    domain = np.full(len(directory.slots) + 1, _NONE, np.int32)
+    live = np.zeros(len(directory.slots) + 1, bool)
+    for number, slot in directory.slots:
+        if slot.is_swept:
             continue
         live[number] = not slot.is_dropped
         is_safe = rules.is_object_shared and slot.tier == "object"

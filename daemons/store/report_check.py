@@ -1,23 +1,20 @@
 """Numbers that fit the directory's columns: whatever a peer sends, a report is recorded whole or refused whole."""
 
-from collections.abc import Iterable
+import numpy as np
 
 from daemons.core.errors import ProtocolError
-from daemons.protocol.block import SealedBlock
-from daemons.protocol.prefix_hash import HASH_BYTES
+from daemons.protocol.packed import SealedBlocks
 
 
-def check_sealed(sealed: Iterable[SealedBlock]) -> None:
-    """Raises ProtocolError. Numbers are joined bit by bit: what is shifted out of range is 0 where all of them fit,
-    and -1 where one is negative.
-    """
-    for block in sealed:
-        meta = block.meta
-        if len(meta.hash) != HASH_BYTES or len(meta.parent) != HASH_BYTES:
-            raise ProtocolError(f"a block hash has {HASH_BYTES} bytes, got {len(meta.hash)}")
-        of_31_bits = (
-            meta.depth | meta.num_tokens | block.trailer_bytes | block.num_layers | block.wanted
-        )
-        of_62_bits = block.offset | block.length | block.age_ms
-        if (of_31_bits >> 31) or (of_62_bits >> 62) or (block.version | block.seal_checksum) >> 64:
-            raise ProtocolError(f"sealed block {meta.hash.hex()[:8]} has a number out of range")
+def check_sealed(sealed: SealedBlocks) -> None:
+    """Raises ProtocolError. Numbers are joined bit by bit: what is shifted out of range is 0 where all of them fit."""
+    sealed.check()
+    columns = sealed.columns()
+    location = columns["location"]
+    of_31_bits = columns["depth"] | columns["num_tokens"]
+    of_31_bits |= location["trailer_bytes"] | location["num_layers"]
+    of_62_bits = location["offset"] | location["length"] | columns["age_ms"]
+    is_bad = (of_31_bits >> 31).astype(bool) | (of_62_bits >> 62).astype(bool)
+    if np.count_nonzero(is_bad):
+        first = sealed.hashes()[int(np.argmax(is_bad))]
+        raise ProtocolError(f"sealed block {first.hex()[:8]} has a number out of range")

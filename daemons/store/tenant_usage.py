@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemons.core.ids import BlockHash, NodeId
+from daemons.protocol.packed import BlockKind
 from daemons.protocol.tenant import tenant_of
-from daemons.store.block_table import NO_ROW
-from daemons.store.directory import RENAME_AFTER_S, Directory
+from daemons.store.directory import Directory
 from daemons.store.object_rows import OBJECT_MODEL
 from daemons.store.pins import HARD
+from daemons.store.tables import RENAME_AFTER_S
 
 
 @dataclass(slots=True)
@@ -25,9 +26,9 @@ class TenantHeld:
     """Hard, and not leased."""
 
 
-def owner_of(namespace: bytes, model: str, tenant: str) -> str:
+def owner_of(kind: BlockKind) -> str:
     """Whom blocks of such a kind count for."""
-    return tenant_of(tenant, namespace, is_object=model == OBJECT_MODEL)
+    return tenant_of(kind.tenant, kind.namespace, is_object=kind.model == OBJECT_MODEL)
 
 
 def held_by_tenant(directory: Directory, *, now_s: float) -> dict[str, TenantHeld]:
@@ -35,9 +36,9 @@ def held_by_tenant(directory: Directory, *, now_s: float) -> dict[str, TenantHel
     rows, blocks = _in_dram(directory, now_s)
     if not len(rows):
         return {}
-    kinds = np.frombuffer(directory.blocks.kind, np.int32)[blocks]
-    lengths = np.frombuffer(directory.replicas.length, np.uint64)[rows].astype(np.float64)
-    is_leased = directory.leases.until_column()[blocks] > now_s
+    kinds = directory.blocks.kind.values[blocks]
+    lengths = directory.replicas.length.values[rows].astype(np.float64)
+    is_leased = directory.leases.until_s.values[blocks] > now_s
     pins = directory.pins.levels(directory.blocks, now_s=now_s)
     is_pinned = np.zeros(len(rows), bool) if pins is None else pins[blocks] == HARD
     found: dict[str, TenantHeld] = {}
@@ -49,7 +50,7 @@ def held_by_tenant(directory: Directory, *, now_s: float) -> dict[str, TenantHel
         kind = directory.blocks.kinds[kind_id]
         if kind is None or not used:
             continue
-        held = found.setdefault(owner_of(*kind), TenantHeld())
+        held = found.setdefault(owner_of(kind), TenantHeld())
         held.used_bytes += int(used)
         held.leased_bytes += int(leased)
         held.pinned_bytes += int(pinned)
@@ -62,12 +63,12 @@ def name_victims(
     """The tenant's replicas that go first, by node, and their bytes; no leased nor hard pinned ones."""
     rows, blocks = _in_dram(directory, now_s)
     is_mine = np.array(
-        [kind is not None and owner_of(*kind) == tenant for kind in directory.blocks.kinds], bool
+        [kind is not None and owner_of(kind) == tenant for kind in directory.blocks.kinds], bool
     )
     if not len(rows) or not is_mine.any():
         return {}, 0
-    may_go = is_mine[np.frombuffer(directory.blocks.kind, np.int32)[blocks]]
-    may_go &= directory.leases.until_column()[blocks] <= now_s
+    may_go = is_mine[directory.blocks.kind.values[blocks]]
+    may_go &= directory.leases.until_s.values[blocks] <= now_s
     pins = directory.pins.levels(directory.blocks, now_s=now_s)
     if pins is not None:
         may_go &= pins[blocks] != HARD
@@ -75,31 +76,25 @@ def name_victims(
     named: dict[NodeId, list[BlockHash]] = {}
     named_bytes = 0
     replicas = directory.replicas
-    for row in chosen:
-        slot = replicas.slot_of(row)
-        replicas.name_victim(row, now_s + RENAME_AFTER_S)
-        slot.pending_bytes += replicas.length[row]
+    replicas.name_victims(chosen, now_s + RENAME_AFTER_S)
+    hashes = directory.blocks.hashes_of(replicas.block.values[chosen])
+    lengths = replicas.length.values[chosen].tolist()
+    for row, block_hash, length in zip(chosen.tolist(), hashes, lengths, strict=True):
+        slot = directory.tables.slot_of(row)
+        slot.pending_bytes += length
         slot.pending_until_s = now_s + RENAME_AFTER_S
-        named_bytes += replicas.length[row]
-        named.setdefault(slot.node, []).append(directory.blocks.hash_of(replicas.block[row]))
+        named_bytes += length
+        named.setdefault(slot.node, []).append(block_hash)
     return named, named_bytes
 
 
 def _in_dram(directory: Directory, now_s: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """(rows of replicas, rows of their blocks), without those named as victims."""
     replicas = directory.replicas
-    is_counted = np.array(
-        [
-            slot is not None and not slot.is_dropped and slot.tier == "dram"
-            for slot in replicas.slots
-        ]
-        + [False],  # NO_ROW looks at the last one
-        bool,
-    )
-    column = replicas.slot_column()
-    if not len(column):
-        return np.empty(0, np.intp), np.empty(0, np.intp)
-    is_here = is_counted[column] & (column != NO_ROW)
-    is_here &= np.frombuffer(replicas.named_until_s, np.float64) <= now_s
+    is_counted = np.zeros(len(directory.slots) + 1, bool)  # NO_ROW looks at the last one
+    for number, slot in directory.slots:
+        is_counted[number] = not slot.is_dropped and slot.tier == "dram"
+    is_here = is_counted[replicas.slot.values]
+    is_here &= replicas.named_until_s.values <= now_s
     rows = np.flatnonzero(is_here)
-    return rows, np.frombuffer(replicas.block, np.int32)[rows].astype(np.intp)
+    return rows, replicas.block.values[rows].astype(np.intp)

@@ -3,15 +3,20 @@
 What is taken is as good as when it was chosen: whatever was used, leased, named or freed since is passed over.
 """
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from daemons.store.columns import Rows
 from daemons.store.lease import LeaseTable
 from daemons.store.replica_table import ReplicaTable
 
 MAX_AGE_S = 1.0
 """A later choice may be another one."""
+
+_WINDOW = 4096
+"""Rows looked at together."""
 
 
 @dataclass(slots=True)
@@ -20,14 +25,15 @@ class VictimQueue:
 
     chosen_s: float = 0.0
     num_pins: int = 0
-    rows: deque[int] = field(default_factory=deque)
+    rows: Rows = field(default_factory=lambda: np.empty(0, np.intp))
 
-    def keep(self, rows: Sequence[int], *, now_s: float, num_pins: int) -> None:
-        self.rows = deque(rows)
+    def keep(self, rows: Rows, *, now_s: float, num_pins: int) -> None:
+        self.rows = rows
         self.chosen_s, self.num_pins = now_s, num_pins
 
     def is_good(self, *, now_s: float, num_pins: int) -> bool:
-        return bool(self.rows) and num_pins == self.num_pins and now_s < self.chosen_s + MAX_AGE_S
+        is_young = num_pins == self.num_pins and now_s < self.chosen_s + MAX_AGE_S
+        return len(self.rows) > 0 and is_young
 
     def take(
         self,
@@ -37,22 +43,32 @@ class VictimQueue:
         *,
         now_s: float,
         max_blocks: int,
-    ) -> list[int]:
+    ) -> Rows:
         """Enough for `num_bytes` if there are so many, at most `max_blocks`."""
+        taken: list[Rows] = []
+        while len(self.rows) and num_bytes > 0 and max_blocks > 0:
+            window = self.rows[:_WINDOW]
+            good = np.flatnonzero(self._may_go(window, slot, tables, now_s))[:max_blocks]
+            freed = np.cumsum(tables[0].length.values[window[good]])
+            count = int(np.searchsorted(freed, num_bytes)) + 1
+            is_enough = count <= len(good)
+            good = good[:count]
+            # What is passed over is not looked at again.
+            is_full = is_enough or len(good) == max_blocks
+            self.rows = self.rows[int(good[-1]) + 1 if is_full else len(window) :]
+            taken.append(window[good])
+            max_blocks -= len(good)
+            num_bytes -= int(freed[len(good) - 1]) if len(good) else 0
+        return np.concatenate(taken) if taken else np.empty(0, np.intp)
+
+    def _may_go(
+        self, rows: Rows, slot: int, tables: tuple[ReplicaTable, LeaseTable], now_s: float
+    ) -> NDArray[np.bool_]:
         replicas, leases = tables
-        rows, slot_of, block_of, length = self.rows, replicas.slot, replicas.block, replicas.length
-        named_until_s, used_s, until_s = replicas.named_until_s, leases.used_s, leases.until_s
-        taken: list[int] = []
-        while rows and num_bytes > 0 and len(taken) < max_blocks:
-            row = rows.popleft()
-            block = block_of[row]
-            # A row that was freed and is in use again has been used since.
-            if (
-                slot_of[row] == slot
-                and named_until_s[row] <= now_s
-                and used_s[block] < self.chosen_s
-                and until_s[block] <= now_s
-            ):
-                taken.append(row)
-                num_bytes -= length[row]
-        return taken
+        blocks = replicas.block.values[rows]
+        may_go: NDArray[np.bool_] = replicas.slot.values[rows] == slot
+        may_go &= replicas.named_until_s.values[rows] <= now_s
+        # A row that was freed and is in use again has been used since.
+        may_go &= leases.used_s.values[blocks] < self.chosen_s
+        may_go &= leases.until_s.values[blocks] <= now_s
+        return may_go

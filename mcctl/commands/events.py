@@ -13,8 +13,7 @@ from daemons.config.forms import is_endpoint
 from daemons.core.ids import short
 from daemons.core.units import format_count
 from daemons.protocol.address import split_key, with_key
-from daemons.protocol.block import BlockRemoved, BlockStored
-from daemons.protocol.event import BlockMoved, Event
+from daemons.protocol.event import BlockMoved, BlockRemoved, BlockStored, SingleEvent
 from daemons.protocol.node import NodeJoined, NodeLeft
 from mcctl import render
 from mcctl.commands import new_app
@@ -24,9 +23,9 @@ from mcctl.settings import Output, settings_of
 app = new_app()
 
 TOPICS = {
-    "stored": "blockstored",
-    "removed": "blockremoved",
-    "moved": "blockmoved",
+    "stored": "blocksstored",
+    "removed": "blocksremoved",
+    "moved": "blocksmoved",
     "joined": "nodejoined",
     "left": "nodeleft",
 }
@@ -35,7 +34,7 @@ _ADDED = {"sequence": int, "age_s": float}
 _LINES = (
     *(
         {"event": kind.__name__, **_ADDED, **{f.name: f.type for f in msgspec.structs.fields(kind)}}
-        for kind in get_args(Event)
+        for kind in get_args(SingleEvent)
     ),
     {"event": "Resync", "incarnation": int, "why": str, "num_missed": int | None},
 )
@@ -151,7 +150,7 @@ def _json(item: SeenEvent) -> dict[str, Any]:
     return {"event": type(event).__name__, "sequence": item.sequence, "age_s": item.age_s, **fields}
 
 
-def _text(event: Event) -> str:
+def _text(event: SingleEvent) -> str:
     match event:
         case BlockStored():
             meta = event.meta

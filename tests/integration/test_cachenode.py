@@ -38,12 +38,11 @@ from daemons.protocol.block import (
     BlockMeta,
     CacheStat,
     CacheStatReply,
-    Match,
-    MatchReply,
     Put,
     PutBlock,
     PutReply,
 )
+from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.node import ListNodes, ListNodesReply
 from daemons.protocol.pin import PinBlocks
 from daemons.protocol.prefix_hash import root_hash
@@ -98,7 +97,7 @@ def test_with_a_secret_others_read_what_a_reply_granted_and_nothing_else(
             reply, named = client.request(ask), client.request(locations or ask)
             assert isinstance(reply, MatchReply)
             assert isinstance(named, MatchReply)
-            opened = reader.open(named.locations[:only], grants=reply.grants)
+            opened = reader.open(named.locations.unpack()[:only], grants=reply.grants)
             assert not opened.bad
             return opened.num_good
 
@@ -111,7 +110,7 @@ def test_with_a_secret_others_read_what_a_reply_granted_and_nothing_else(
         assert num_good(part, locations=whole) == 0, "more than was granted"
         reply = client.request(whole)
         assert isinstance(reply, MatchReply)
-        location, [signed] = reply.locations[0], reply.grants
+        location, [signed] = reply.locations.unpack()[0], reply.grants
         assert reader.read_block(location) is None
         moved = msgspec.structs.replace(location, offset=location.offset + 4096)
         for grant in (

@@ -16,7 +16,8 @@ from daemons.client.node_health import NodeHealth
 from daemons.client.store import BlockReader
 from daemons.core.errors import TransferError
 from daemons.core.ids import BlockHash, NodeId, new_epoch
-from daemons.protocol.block import BlockLocation, ReplicaPlace, SpareReplica, Spares
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.lookup import ReplicaPlace, SpareReplica, Spares
 from daemons.store.seal import Trailer, layer_checksums, seal, trailer_length
 from daemons.store.segment import Segment
 from daemons.transfer import TransferEngine, allocate_shared

@@ -12,7 +12,8 @@ from daemons.core.ids import BlockHash, Epoch, Incarnation, NodeId
 from daemons.mc_cachenode import reporter as module
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
-from daemons.protocol.block import BlockMeta, Report, ReportReply
+from daemons.protocol.block import BlockMeta
+from daemons.protocol.report import Report, ReportReply
 from daemons.rpc import Loop
 from daemons.store.segment import Segment
 

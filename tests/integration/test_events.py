@@ -16,9 +16,11 @@ from daemons.client.event_feed import EventFeed, Item, Resync, SeenEvent
 from daemons.config.mc_master import MasterConfig, MembershipSection, NodeSection
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId
 from daemons.mc_master.app import MasterApp
-from daemons.protocol.block import BlockMeta, BlockRemoved, BlockStored, Report, SealedBlock
-from daemons.protocol.event import BlockMoved
+from daemons.protocol.block import BlockMeta, SealedBlock
+from daemons.protocol.event import BlockMoved, BlockRemoved, BlockStored
 from daemons.protocol.node import Join, Leave
+from daemons.protocol.packed import SealedBlocks
+from daemons.protocol.report import Report
 from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import SyncClient
 from mcctl.main import main
@@ -73,7 +75,8 @@ class Master:
         numbers = itertools.count(1)
 
         def report(**fields: object) -> None:
-            lists: dict[str, object] = {"sealed": [], "freed": [], **fields}
+            lists: dict[str, object] = {"freed": [], **fields}
+            lists["sealed"] = SealedBlocks.pack(fields.get("sealed", []))  # type: ignore[arg-type]
             message = Report(
                 node=NodeId(node),
                 epoch=1,
@@ -185,7 +188,7 @@ def test_past_then_present_each_once_and_in_order(master: Master) -> None:
         feed.close()
 
 
-@pytest.mark.parametrize("topics", [(), ("nodejoined",), ("nodejoined", "blockstored")])
+@pytest.mark.parametrize("topics", [(), ("nodejoined",), ("nodejoined", "blocksstored")])
 def test_what_a_slow_reader_missed_is_filled_in(master: Master, topics: tuple[str, ...]) -> None:
     relay = LossyRelay(master)
     with ClusterClient(master.app.endpoint) as client:

@@ -57,6 +57,7 @@ from daemons.protocol.node import (
     NodeDescription,
     Role,
 )
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import (
     Cancel,
@@ -340,7 +341,7 @@ class ScriptedMaster:
                         node=NodeId("prefill"), control="tcp://127.0.0.1:1", host_id=HostId("h")
                     ),
                     decode=decode.address(),
-                    matched=[],
+                    matched=BlockLocations(),
                     put_target=None,
                     predicted_ttft_s=0.25,
                 )

@@ -19,8 +19,9 @@ from daemons.core.ids import BlockHash, Incarnation, NodeId, StageId
 from daemons.mc_master.app import MasterApp
 from daemons.mc_master.incarnation import next_incarnation, store_incarnation
 from daemons.protocol.base import Ping
-from daemons.protocol.block import MAX_HASHES, Locate, Match, Stage
+from daemons.protocol.block import MAX_HASHES, Stage
 from daemons.protocol.failure import Failure
+from daemons.protocol.lookup import Locate, Match
 from daemons.protocol.messages import MasterRequest, Request, decode_incoming, encode
 from daemons.protocol.node import Join, NodeDescription, Role
 from daemons.rpc.framing import Header, Kind, unpack_header

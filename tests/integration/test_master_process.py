@@ -22,7 +22,6 @@ from daemons.protocol.block import (
     BadReplica,
     BlockFilter,
     BlockMeta,
-    BlockRemoved,
     CacheStat,
     CacheStatReply,
     ClearBlocks,
@@ -30,14 +29,10 @@ from daemons.protocol.block import (
     FreeBlocks,
     ListBlocks,
     ListBlocksReply,
-    Locate,
-    LocateReply,
-    Match,
-    MatchReply,
-    Report,
-    ReportReply,
     SealedBlock,
 )
+from daemons.protocol.event import BlocksRemoved, BlocksStored
+from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
 from daemons.protocol.messages import Notice, Reply
 from daemons.protocol.node import (
     Hello,
@@ -53,7 +48,9 @@ from daemons.protocol.node import (
     NodeDescription,
     Role,
 )
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.prefix_hash import block_hashes, root_hash
+from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.request import (
     ListRequests,
     ListRequestsReply,
@@ -282,7 +279,7 @@ class ScriptedNode:
             node=self.description.node,
             epoch=self.description.epoch,
             sequence=self.sequence,
-            sealed=new,
+            sealed=SealedBlocks.pack(new),
             freed=freed,
             bad=bad or [],
             used_bytes=BLOCK_BYTES * len(self.blocks),
@@ -380,8 +377,8 @@ def test_plan_names_the_pair_the_match_and_where_to_put(
     plan = ask(client, loop, schedule(hashes), Plan)
     assert isinstance(plan, Plan)
     assert (plan.prefill.node, plan.decode.node) == ("p0", "d0")
-    assert [location.hash for location in plan.matched] == hashes[:6]
-    assert plan.matched[3].offset == 3 * BLOCK_BYTES
+    assert [location.hash for location in plan.matched.unpack()] == hashes[:6]
+    assert plan.matched.unpack()[3].offset == 3 * BLOCK_BYTES
     assert plan.put_target is not None
     assert plan.put_target.node == "c0"
     assert plan.incarnation == 1
@@ -555,7 +552,7 @@ def test_clear_does_not_wait_for_a_node_that_is_gone(
 def test_bad_block_leaves_the_directory_and_is_called_bad(
     master: MasterProcess, client: SyncClient, loop: Loop, nodes: Make
 ) -> None:
-    events = Subscriber(f"tcp://127.0.0.1:{master.events_port}", ("blockremoved",))
+    events = Subscriber(f"tcp://127.0.0.1:{master.events_port}", ("blocksremoved",))
     cache = nodes(describe("c0", "cachenode"))
     hashes = chain(2)
     cache.seal(hashes)
@@ -564,8 +561,8 @@ def test_bad_block_leaves_the_directory_and_is_called_bad(
     wait_blocks(client, loop, 1)
     ((_, removed, _),) = events.events(1.0)
     events.close()
-    assert isinstance(removed, BlockRemoved)
-    assert (removed.hash, removed.node, removed.why) == (hashes[1], "c0", "bad")
+    assert isinstance(removed, BlocksRemoved)
+    assert (removed.hashes, removed.node, removed.why) == ([hashes[1]], "c0", "bad")
     stat = ask(client, loop, CacheStat(), CacheStatReply)
     assert isinstance(stat, CacheStatReply)
     assert stat.num_evicted == 0
@@ -637,7 +634,7 @@ def test_listing_pages_and_looking_leases_nothing(
     assert listed == sorted(hashes)
     looked = client.request(Locate(hashes=hashes, lease_ms=0))
     assert isinstance(looked, LocateReply)
-    assert all(len(replicas) == 1 for replicas in looked.replicas)
+    assert all(len(replicas) == 1 for replicas in looked.unpack())
     matched = client.request(Match(hashes=hashes, lease_ms=0))
     assert isinstance(matched, MatchReply)
     assert len(matched.locations) == 25
@@ -694,16 +691,17 @@ def test_new_process_replaces_the_old_and_leave_removes(
                 node=NodeId("c0"),
                 epoch=1,
                 sequence=9,
-                sealed=[],
+                sealed=SealedBlocks(),
                 freed=[],
                 used_bytes=0,
                 capacity_bytes=1,
             )
         )
-    names = [type(event).__name__ for _, event, _ in events.events(0.5)]
+    found = [event for _, event, _ in events.events(0.5)]
+    names = [type(event).__name__ for event in found]
     events.close()
     assert names.count("NodeJoined") == 2
-    assert names.count("BlockStored") == 4
+    assert sum(len(event.sealed) for event in found if isinstance(event, BlocksStored)) == 4
     assert names.count("NodeLeft") == 2
     client.request(Leave(node=NodeId("nobody"), epoch=Epoch(1)))
 

@@ -61,7 +61,7 @@ class Attempts:
 
     def locate(self) -> Any:
         reply = self.sessions.run(ask_master(Locate(hashes=[self.key]), LocateReply, 5.0))
-        return len(reply.replicas[0])
+        return len(reply.unpack()[0])
 
     def wait_for_it(self) -> Any:
         message = AwaitReplicas(hashes=[self.key], versions=[1], count=1)

@@ -25,6 +25,7 @@ from daemons.protocol.base import Message, Ok
 from daemons.protocol.block import BlockLocation, Put, PutReply
 from daemons.protocol.messages import Part, Reply
 from daemons.protocol.node import HelloReply, ModelDescription
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import (
     Cancel,
@@ -258,7 +259,7 @@ class Bench:
             incarnation=Incarnation(1),
             prefill=InstanceAddress(node=PREFILL, control=prefill, host_id=HostId("h")),
             decode=InstanceAddress(node=DECODE, control=decode, host_id=HostId("h")),
-            matched=matched,
+            matched=BlockLocations.pack(matched),
             put_target=PutTarget(node=POOL, control=self._pool.endpoint),
             predicted_ttft_s=0.1,
         )

@@ -11,14 +11,8 @@ import numpy as np
 
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.ids import BlockHash, new_epoch
-from daemons.protocol.block import (
-    BlockLocation,
-    BlockMeta,
-    Match,
-    MatchReply,
-    PutBlock,
-    PutReply,
-)
+from daemons.protocol.block import BlockLocation, BlockMeta, PutBlock, PutReply
+from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import RegionRef, Source, Strided
 from daemons.rpc import SyncClient
@@ -45,7 +39,7 @@ class Pool:
         with SyncClient(self.master) as client:
             reply = client.request(Match(hashes=hashes))
         assert isinstance(reply, MatchReply)
-        return reply.locations
+        return reply.locations.unpack()
 
     def wait_until_sealed(self, hashes: list[BlockHash]) -> list[BlockLocation]:
         wait_for(lambda: len(self.match(hashes)) == len(hashes))

@@ -8,7 +8,8 @@ from daemons.client.cluster import ClusterClient
 from daemons.client.node_health import NodeHealth, suspicion
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.ids import BlockHash, NodeId, new_epoch
-from daemons.protocol.block import BlockLocation, BlockMeta, Match, MatchReply, PutBlock, Spares
+from daemons.protocol.block import BlockLocation, BlockMeta, PutBlock
+from daemons.protocol.lookup import Match, MatchReply, Spares
 from daemons.protocol.node import ListedNode
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import Source, Strided
@@ -128,7 +129,7 @@ class ReplicatedPool:
     def read(self, hashes: list[BlockHash]) -> int:
         """How many of the first of these could be read; every byte of them is compared."""
         reply = self.match(hashes)
-        return self.read_at(reply.locations, reply.spares)
+        return self.read_at(reply.locations.unpack(), reply.spares)
 
     def read_at(self, locations: list[BlockLocation], spares: Spares | None = None) -> int:
         """As `read`, from where they are said to be."""

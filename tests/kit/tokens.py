@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daemons.core.ids import RequestId, new_request_id
-from daemons.protocol.block import Locate, LocateReply
+from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.node import ListModels, ListModelsReply, ModelDescription
 from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import (
@@ -119,7 +119,7 @@ class TokenClient:
         while True:
             reply = self.master.request(Locate(hashes=hashes, lease_ms=0))
             assert isinstance(reply, LocateReply)
-            if all(reply.replicas):
+            if all(reply.counts):
                 return
             assert time.monotonic() < deadline_s, f"not sealed within {timeout_s} s"
             time.sleep(0.01)

@@ -27,10 +27,9 @@ from daemons.protocol.block import (
     BlockMeta,
     ClearBlocks,
     ClearBlocksReply,
-    Locate,
-    LocateReply,
     PutBlock,
 )
+from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.node import ListedNode, ListNodes, ListNodesReply
 from daemons.protocol.segment import Source, Strided
 from daemons.rpc import SyncClient
@@ -158,7 +157,7 @@ class Pool:
         with SyncClient(self.endpoint) as client:
             reply = client.request(Locate(hashes=[name_of(n) for n in numbers], lease_ms=0))
         assert isinstance(reply, LocateReply)
-        return {n: r[0] for n, r in zip(numbers, reply.replicas, strict=True) if r}
+        return {n: r[0] for n, r in zip(numbers, reply.unpack(), strict=True) if r}
 
     def check(self, numbers: range) -> set[int]:
         """Every block that can be found has its bytes; which those are."""

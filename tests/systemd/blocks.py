@@ -69,7 +69,7 @@ def locate(master: str, first: int, num: int) -> dict[int, BlockLocation]:
     with SyncClient(master) as client:
         reply = client.request(Locate(hashes=hashes, lease_ms=0))
     assert isinstance(reply, LocateReply)
-    return {n: replicas[0] for n, replicas in enumerate(reply.replicas) if replicas}
+    return {n: replicas[0] for n, replicas in enumerate(reply.unpack()) if replicas}
 
 
 def check(engine: TransferEngine, master: str, first: int, num: int) -> int:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.prefix_hash import HASH_BYTES
-from daemons.store.block_table import NO_ROW, Kind
+from daemons.store.columns import NO_ROW
 from daemons.store.lower import BlockRecord
 from daemons.store.ssd.files import ALIGN
+from daemons.store.ssd.kind import Kind
 from daemons.store.ssd.listing import ObjectName, Rows, room_bytes
 
 _MIN_SLOTS = 1024

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
 from daemons.protocol.prefix_hash import HASH_BYTES
-from daemons.store.block_table import Kind
 from daemons.store.lower import BlockRecord
 from daemons.store.ssd.aligned import aligned_buffer, read_into, round_up, write_all
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN
+from daemons.store.ssd.kind import Kind
 from daemons.store.ssd.record import Place, RecordKind, TombstoneRecord, record_bytes, shape_layout
 
 ROW: Final = np.dtype(

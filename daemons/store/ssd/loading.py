@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from daemons.store.block_table import Kind
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.index import BlockIndex
+from daemons.store.ssd.kind import Kind
 from daemons.store.ssd.listing import ROW, Listing, ObjectName, Rows, block_room
 from daemons.store.ssd.record import RecordKind, TombstoneRecord
 

@@ -15,7 +15,7 @@ from daemons.core.clock import Clock, monotonic
 from daemons.core.errors import NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, short
 from daemons.core.units import format_size
-from daemons.store.block_table import NO_ROW
+from daemons.store.columns import NO_ROW
 from daemons.store.lower.block_record import BlockRecord
 from daemons.store.lower.health import Rest, TierHealth
 from daemons.store.lower.state import OnDropped, ignore

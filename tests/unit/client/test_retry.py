@@ -15,6 +15,7 @@ from daemons.core.errors import (
     Unavailable,
 )
 from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import InstanceAddress, Plan
 
 
@@ -27,7 +28,7 @@ PLAN = Plan(
     incarnation=Incarnation(1),
     prefill=instance("prefill", 1),
     decode=instance("decode", 2),
-    matched=[],
+    matched=BlockLocations(),
     put_target=None,
     predicted_ttft_s=0.1,
 )

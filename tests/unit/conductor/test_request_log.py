@@ -2,6 +2,7 @@
 
 from daemons.conductor.request_log import Refused, RequestLog
 from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import InstanceAddress, Plan, RequestDone, Schedule, Timing
 
 
@@ -15,7 +16,7 @@ def logged(log: RequestLog, name: str, now_s: float = 0) -> None:
         incarnation=Incarnation(1),
         prefill=where,
         decode=where,
-        matched=[],
+        matched=BlockLocations(),
         put_target=None,
         predicted_ttft_s=0.5,
         predicted_tbt_s=0.03,

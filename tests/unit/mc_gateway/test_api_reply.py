@@ -26,6 +26,7 @@ from daemons.mc_gateway.api_reply import (
     Envelope,
     describe_end,
 )
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import GenerateReply, InstanceAddress, Plan, Timing
 
 ADDRESS = InstanceAddress(node=NodeId("n"), control="tcp://h:1", host_id=HostId("h"))
@@ -34,7 +35,7 @@ PLAN = Plan(
     incarnation=Incarnation(1),
     prefill=ADDRESS,
     decode=ADDRESS,
-    matched=[],
+    matched=BlockLocations(),
     put_target=None,
     predicted_ttft_s=0.5,
 )

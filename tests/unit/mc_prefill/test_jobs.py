@@ -15,6 +15,7 @@ from daemons.engine.instance import Instance
 from daemons.engine.kv_arena import KvArena
 from daemons.mc_prefill.job import Computed, Job
 from daemons.mc_prefill.jobs import Effects, Jobs, Ways
+from daemons.protocol.packed import LOCATION_BYTES, BlockLocations
 from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import Prefill, PrefillReply, PrefillStarted, SamplingParams, Timing
 from daemons.rpc import Loop
@@ -100,7 +101,7 @@ class Bench:
             "tokens": tokens,
             "hashes": block_hashes(NAMESPACE, tokens, 64),
             "sampling": SamplingParams(max_tokens=1),
-            "matched": [],
+            "matched": BlockLocations(),
             "put_target": None,
             "cache": "use",
             "tenant": "",
@@ -284,7 +285,7 @@ def test_what_cannot_be_served_is_refused(bench: Bench) -> None:
         {"tokens": [100] * 500},
         {"tokens": [2] * 500},
         {"hashes": block_hashes(b"other", [1] * 500, 64)},
-        {"matched": [SimpleNamespace(hash=b"x" * 16)]},
+        {"matched": BlockLocations(rows=bytes(LOCATION_BYTES))},
     ):
         with pytest.raises(Rejected):
             bench.admit(**more)

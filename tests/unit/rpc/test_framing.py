@@ -23,7 +23,7 @@ def test_header_round_trips(
 
 def test_header_bytes_are_the_documented_ones() -> None:
     header = Header(Kind.REQUEST, 0x0102, 5000, 7)
-    assert header.pack().hex() == "01010000" + "88130000" + "0201000000000000" + "0700000000000000"
+    assert header.pack().hex() == "02010000" + "88130000" + "0201000000000000" + "0700000000000000"
 
 
 @given(frame=st.binary(max_size=64))

@@ -23,9 +23,11 @@ from daemons.core.errors import (
 )
 from daemons.core.ids import BlockHash, Incarnation, NodeId
 from daemons.protocol.base import Ok, Ping
-from daemons.protocol.block import CacheStat, FreeBlocks, Match, MatchReply
+from daemons.protocol.block import CacheStat, FreeBlocks
+from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
+from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import Tokens
 from daemons.rpc import Call, Channel, Loop, Server, SyncClient
 from daemons.rpc import client as client_module
@@ -101,10 +103,10 @@ def bench() -> Iterator[Bench]:
 def test_replies_come_to_the_request_they_answer(bench: Bench) -> None:
     first, second = bench.ask(CacheStat(), wait=False), bench.ask(Match(hashes=[]), wait=False)
     assert bench.loop.run_until(lambda: len(bench.calls) == 2, 20)
-    bench.calls[1].reply(MatchReply(locations=[]))
+    bench.calls[1].reply(MatchReply(locations=BlockLocations()))
     bench.calls[0].reply(Ok())
     assert bench.loop.run_until(lambda: bool(first.replies and second.replies), 20)
-    assert (first.replies, second.replies) == ([Ok()], [MatchReply(locations=[])])
+    assert (first.replies, second.replies) == ([Ok()], [MatchReply(locations=BlockLocations())])
 
 
 def test_parts_come_before_the_reply_in_order(bench: Bench) -> None:

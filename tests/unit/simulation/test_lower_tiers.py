@@ -163,7 +163,7 @@ def test_no_tier_holds_more_than_it_may(
         assert parts <= outcome.cached_tokens
         assert outcome.ttft_s > 0
     cluster.pool.directory.check_invariants()
-    for (node, tier), number in cluster.pool.directory.slot_by_place.items():
+    for (node, tier), number in cluster.pool.directory.slots.by_place.items():
         limit = {"dram": dram, "ssd": ssd, "object": below}[tier]
         held = cluster.pool.directory.num_blocks_on(node, tier)
         assert held <= limit, (node, tier, number)

@@ -230,7 +230,7 @@ def test_the_pool_never_holds_more_than_it_may(requests: list[TraceRequest], blo
     cluster.run(in_order(requests))
     directory = cluster.pool.directory
     directory.check_invariants()
-    assert all(directory.num_blocks_on(node) <= blocks for node, _ in directory.slot_by_place)
+    assert all(directory.num_blocks_on(node) <= blocks for node, _ in directory.slots.by_place)
 
 
 @settings(max_examples=60, deadline=None)

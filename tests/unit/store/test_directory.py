@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from daemons.core.errors import NotFound, ProtocolError, Rejected
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
-from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
+from daemons.protocol.block import BlockFilter, BlockLocation, BlockMeta, SealedBlock
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import RENAME_AFTER_S, Directory
@@ -17,7 +18,7 @@ from daemons.store.eviction import POLICIES
 from daemons.store.heat import HALF_LIFE_S
 from daemons.store.listing import list_blocks, select_replicas, total
 from daemons.store.pins import HARD, SOFT, HeldPin
-from daemons.store.replica_table import Place
+from daemons.store.slot_table import Place
 from daemons.store.victim_choice import SURPLUS_IDLE_S
 
 NAMESPACE = b"n" * 16
@@ -34,6 +35,14 @@ def region(host: HostId = H0) -> RegionRef:
 
 def chain(seed: int, num_blocks: int = 6) -> list[BlockHash]:
     return block_hashes(NAMESPACE, [seed * 1000 + i for i in range(num_blocks * 16)], 16)
+
+
+def pairs(gone: dict[Place, list[BlockHash]]) -> list[tuple[Place, BlockHash]]:
+    return [(place, block_hash) for place, hashes in gone.items() for block_hash in hashes]
+
+
+def matched(made: Directory, hashes: list[BlockHash], **how: object) -> list[BlockLocation]:
+    return made.match(hashes, **how).locations.unpack()  # type: ignore[arg-type]  # as the test names them
 
 
 def sealed(hashes: list[BlockHash], *, model: str = "m", tenant: str = "") -> list[SealedBlock]:
@@ -119,9 +128,11 @@ class DirectoryMachine(RuleBasedStateMachine):
         blocks = [BLOCK_BY_HASH[h] for h in hashes[start : start + count]]
         if place not in self.held:
             with pytest.raises(NotFound):
-                self.real.record_sealed(node, blocks, now_s=self.now_s, tier=tier)
+                self.real.record_sealed(
+                    node, SealedBlocks.pack(blocks), now_s=self.now_s, tier=tier
+                )
             return
-        new = self.real.record_sealed(node, blocks, now_s=self.now_s, tier=tier)
+        new = self.real.record_sealed(node, SealedBlocks.pack(blocks), now_s=self.now_s, tier=tier)
         assert {b.meta.hash for b in new} == {b.meta.hash for b in blocks} - self.held[place]
         for block in blocks:
             self.held[place].add(block.meta.hash)
@@ -144,7 +155,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             if not self._readable(block_hash):
                 break
             expected.append(block_hash)
-        found = self.real.match_prefix(asked, now_s=self.now_s, lease_s=lease_s, near=H1)
+        found = matched(self.real, asked, now_s=self.now_s, lease_s=lease_s, near=H1)
         assert [location.hash for location in found] == expected
         for location in found:
             readable = self._readable(location.hash)
@@ -161,7 +172,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(hashes=chains, index=st.integers(0, 5), lease_s=st.sampled_from([0.0, 3.0]))
     def locate(self, hashes: list[BlockHash], index: int, lease_s: float) -> None:
-        (found,) = self.real.locate([hashes[index]], now_s=self.now_s, lease_s=lease_s)
+        (found,) = self.real.locate([hashes[index]], now_s=self.now_s, lease_s=lease_s).unpack()
         places = [(location.node, location.tier) for location in found]
         assert set(places) == set(self._readable(hashes[index]))
         if found:
@@ -193,7 +204,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 20))
     def sweep(self, count: int) -> None:
-        for place, block_hash in self.real.sweep(count):
+        for place, block_hash in pairs(self.real.sweep(count)):
             assert block_hash not in self.held.get(place, set())
 
     @rule(seconds=st.sampled_from([0.01, 0.7, 2.0, 6.0]))
@@ -299,8 +310,8 @@ def test_no_policy_takes_a_block_before_those_that_follow_it(
     now_s, held = 0.0, set[BlockHash]()
     for hashes, count, wait_s, num_bytes in steps:
         now_s += wait_s
-        found = made.match_prefix(hashes[:count], now_s=now_s, lease_s=0.05)
-        made.record_sealed(N0, sealed(hashes)[len(found) : count], now_s=now_s)
+        found = matched(made, hashes[:count], now_s=now_s, lease_s=0.05)
+        made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)[len(found) : count]), now_s=now_s)
         held.update(hashes[:count])
         now_s += 1.1
         for victim in made.victims(N0, num_bytes, now_s=now_s):
@@ -321,43 +332,43 @@ def test_lfu_keeps_what_is_used_often_over_what_was_used_last() -> None:
     made = heat_directory()
     often, once = chain(1), chain(2)
     for now_s in range(5):
-        made.match_prefix(often, now_s=now_s, lease_s=0.1)
-        made.record_sealed(N0, sealed(often), now_s=now_s)
-    made.record_sealed(N0, sealed(once), now_s=9)
+        made.match(often, now_s=now_s, lease_s=0.1)
+        made.record_sealed(N0, SealedBlocks.pack(sealed(often)), now_s=now_s)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(once)), now_s=9)
     assert made.victims(N0, 6 * LENGTH, now_s=10) == list(reversed(once))
 
 
 def test_lfu_lets_go_of_what_was_hot_long_ago() -> None:
     made = heat_directory()
     hot, new = chain(1), chain(2)
-    made.record_sealed(N0, sealed(hot), now_s=0)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hot)), now_s=0)
     for now_s in range(1, 20):
-        made.match_prefix(hot, now_s=now_s, lease_s=0.1)
+        made.match(hot, now_s=now_s, lease_s=0.1)
     later_s = 20 + 5 * HALF_LIFE_S
-    made.record_sealed(N0, sealed(new), now_s=later_s)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(new)), now_s=later_s)
     assert made.victims(N0, 6 * LENGTH, now_s=later_s + 1) == list(reversed(hot))
 
 
 def test_a_block_that_comes_back_is_as_hot_as_it_was() -> None:
     made = heat_directory()
     back, other = chain(1), chain(2)
-    made.record_sealed(N0, sealed(back), now_s=0)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(back)), now_s=0)
     for now_s in range(1, 5):
-        made.match_prefix(back, now_s=now_s, lease_s=0.1)
+        made.match(back, now_s=now_s, lease_s=0.1)
     made.record_freed(N0, back)
-    made.record_sealed(N0, sealed(back), now_s=10)
-    made.record_sealed(N0, sealed(other), now_s=20)
-    made.match_prefix(other, now_s=21, lease_s=0.1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(back)), now_s=10)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(other)), now_s=20)
+    made.match(other, now_s=21, lease_s=0.1)
     assert made.victims(N0, 6 * LENGTH, now_s=22) == list(reversed(other))
 
 
 def test_heat_lasts_for_weeks_without_overflow() -> None:
     made = heat_directory()
     hashes, idle = chain(1), chain(2)
-    made.record_sealed(N0, sealed(idle), now_s=0)
-    made.record_sealed(N0, sealed(hashes), now_s=0)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(idle)), now_s=0)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=0)
     for day in range(60):
-        made.match_prefix(hashes, now_s=day * 86_400.0, lease_s=0.1)
+        made.match(hashes, now_s=day * 86_400.0, lease_s=0.1)
         made.check_invariants()
     assert made.heat is not None
     assert np.isfinite(made.heat.column()).all()
@@ -367,24 +378,24 @@ def test_heat_lasts_for_weeks_without_overflow() -> None:
 def test_the_depth_aware_order_gives_up_long_ends_first() -> None:
     made = heat_directory("depth")
     short, long = chain(1, 2), chain(2, 400)
-    made.record_sealed(N0, sealed(short), now_s=10)
-    made.record_sealed(N0, sealed(long), now_s=12)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(short)), now_s=10)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(long)), now_s=12)
     assert made.victims(N0, 3 * LENGTH, now_s=13) == [long[399], long[398], long[397]]
 
 
 def test_victims_go_from_the_end_of_the_oldest_prefix() -> None:
     made = directory()
     old, new = chain(1), chain(2)
-    made.record_sealed(N0, sealed(old), now_s=1)
-    made.record_sealed(N0, sealed(new), now_s=2)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(old)), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(new)), now_s=2)
     assert made.victims(N0, 3 * LENGTH, now_s=3) == [old[5], old[4], old[3]]
 
 
 def test_parent_outlives_a_child_that_is_in_use() -> None:
     made = directory()
     hashes, other = chain(1), chain(2)
-    made.record_sealed(N0, sealed(hashes), now_s=1)
-    made.record_sealed(N0, sealed(other), now_s=2)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(other)), now_s=2)
     made.locate([hashes[5]], now_s=3, lease_s=0.5)
     victims = made.victims(N0, 12 * LENGTH, now_s=4)
     assert victims == [*reversed(other), *reversed(hashes)]
@@ -394,9 +405,9 @@ def test_what_is_written_to_a_lower_tier_is_no_more_recent_for_it() -> None:
     made = directory()
     made.add_tier(N0, "ssd")
     old, new = chain(1), chain(2)
-    made.record_sealed(N0, sealed(old), now_s=1)
-    made.record_sealed(N0, sealed(new), now_s=2)
-    made.record_sealed(N0, sealed(old)[5:], now_s=3, tier="ssd")
+    made.record_sealed(N0, SealedBlocks.pack(sealed(old)), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(new)), now_s=2)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(old)[5:]), now_s=3, tier="ssd")
     made.record_freed(N0, old[5:])
     assert made.victims(N0, 5 * LENGTH, now_s=4) == list(reversed(old[:5]))
     assert made.victims(N0, LENGTH, now_s=4, tier="ssd") == [old[5]]
@@ -405,17 +416,17 @@ def test_what_is_written_to_a_lower_tier_is_no_more_recent_for_it() -> None:
 def test_child_sealed_late_keeps_its_parents() -> None:
     made = directory()
     hashes, other = chain(1), chain(2)
-    made.record_sealed(N0, sealed(hashes)[:5], now_s=1)
-    made.record_sealed(N0, sealed(other), now_s=2)
-    made.record_sealed(N0, sealed(hashes)[5:], now_s=3)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)[:5]), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(other)), now_s=2)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)[5:]), now_s=3)
     assert made.victims(N0, LENGTH * 6, now_s=4) == list(reversed(other))
 
 
 def test_leased_blocks_are_never_victims() -> None:
     made = directory()
     hashes = chain(1)
-    made.record_sealed(N0, sealed(hashes), now_s=1)
-    made.match_prefix(hashes[:4], now_s=2, lease_s=10)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=1)
+    made.match(hashes[:4], now_s=2, lease_s=10)
     assert made.victims(N0, 10_000, now_s=3) == [hashes[5], hashes[4]]
     assert made.victims(N0, 10_000, now_s=13) == [hashes[5], hashes[4], *reversed(hashes[:4])]
 
@@ -423,7 +434,7 @@ def test_leased_blocks_are_never_victims() -> None:
 def test_a_victim_is_named_once_a_second_and_counts_as_freed() -> None:
     made = directory()
     hashes = chain(1)
-    made.record_sealed(N0, sealed(hashes), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=1)
     assert made.victims(N0, 2 * LENGTH, now_s=2) == [hashes[5], hashes[4]]
     assert made.victims(N0, 2 * LENGTH, now_s=2.1) == []
     assert made.victims(N0, 3 * LENGTH, now_s=2.1) == [hashes[3]]
@@ -435,18 +446,18 @@ def test_a_victim_is_named_once_a_second_and_counts_as_freed() -> None:
 def test_a_named_victim_is_not_offered_to_readers() -> None:
     made = directory()
     hashes = chain(1)
-    made.record_sealed(N0, sealed(hashes), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=1)
     made.victims(N0, LENGTH, now_s=2)
-    assert len(made.match_prefix(hashes, now_s=2, lease_s=1)) == 5
-    assert len(made.match_prefix(hashes, now_s=2 + RENAME_AFTER_S, lease_s=1)) == 6
+    assert len(matched(made, hashes, now_s=2, lease_s=1)) == 5
+    assert len(matched(made, hashes, now_s=2 + RENAME_AFTER_S, lease_s=1)) == 6
 
 
 def test_idle_replicas_of_which_there_are_more_than_wanted_are_victims_first() -> None:
     made = directory(N0, N1)
     old, both = CHAINS[:2]
-    made.record_sealed(N0, sealed(old), now_s=0)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(old)), now_s=0)
     for node in (N0, N1):
-        made.record_sealed(node, sealed(both), now_s=10)
+        made.record_sealed(node, SealedBlocks.pack(sealed(both)), now_s=10)
     now_s = 10 + SURPLUS_IDLE_S
     assert made.victims(N0, LENGTH, now_s=now_s) == [old[-1]], "in use a moment ago"
     now_s += RENAME_AFTER_S
@@ -459,7 +470,7 @@ def test_idle_replicas_of_which_there_are_more_than_wanted_are_victims_first() -
 
 def test_victims_are_bounded_per_call() -> None:
     made = directory()
-    made.record_sealed(N0, sealed(chain(1)), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(chain(1))), now_s=1)
     assert len(made.victims(N0, 10_000, now_s=2, max_blocks=2)) == 2
 
 
@@ -467,10 +478,10 @@ def test_readers_prefer_their_host_and_nodes_that_are_not_suspect() -> None:
     made = directory(N0, N1)
     hashes = chain(1)
     for node in (N0, N1):
-        made.record_sealed(node, sealed(hashes), now_s=1)
+        made.record_sealed(node, SealedBlocks.pack(sealed(hashes)), now_s=1)
 
     def picked(near: HostId) -> set[NodeId]:
-        return {loc.node for loc in made.match_prefix(hashes, now_s=2, lease_s=0, near=near)}
+        return {loc.node for loc in matched(made, hashes, now_s=2, lease_s=0, near=near)}
 
     assert (picked(H0), picked(H1)) == ({N0}, {N1})
     made.set_suspect(N1, True)
@@ -482,8 +493,8 @@ def test_readers_prefer_their_host_and_nodes_that_are_not_suspect() -> None:
 def test_leading_by_host_counts_unbroken_prefixes() -> None:
     made = directory(N0, N1)
     hashes = chain(1)
-    made.record_sealed(N0, sealed(hashes)[:4], now_s=1)
-    made.record_sealed(N1, sealed(hashes)[:2] + sealed(hashes)[3:], now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)[:4]), now_s=1)
+    made.record_sealed(N1, SealedBlocks.pack(sealed(hashes)[:2] + sealed(hashes)[3:]), now_s=1)
     rows = made.find_prefix(hashes, now_s=2)
     assert len(rows) == 6
     assert made.leading_by_host(rows, now_s=2) == {H0: 4, H1: 2}
@@ -494,7 +505,7 @@ def test_each_host_leads_as_far_as_it_holds_every_block(holders: list[set[NodeId
     made, hashes = directory(N0, N1, N2), chain(1)
     for node in (N0, N1, N2):
         held = [b for b, nodes in zip(sealed(hashes), holders, strict=False) if node in nodes]
-        made.record_sealed(node, held, now_s=1)
+        made.record_sealed(node, SealedBlocks.pack(held), now_s=1)
     rows = made.find_prefix(hashes, now_s=2)
     plain: dict[HostId, int] = {}
     for host in (H0, H1):
@@ -508,9 +519,9 @@ def test_each_host_leads_as_far_as_it_holds_every_block(holders: list[set[NodeId
 def test_looking_changes_neither_recency_nor_counts() -> None:
     made = directory()
     hashes, other = chain(1), chain(2)
-    made.record_sealed(N0, sealed(hashes), now_s=1)
-    made.record_sealed(N0, sealed(other), now_s=2)
-    made.match_prefix(hashes, now_s=3, lease_s=0)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(other)), now_s=2)
+    made.match(hashes, now_s=3, lease_s=0)
     made.locate(hashes, now_s=3, lease_s=0)
     assert made.lookups.num_lookups == 0
     assert made.victims(N0, LENGTH, now_s=4) == [hashes[5]]
@@ -519,29 +530,29 @@ def test_looking_changes_neither_recency_nor_counts() -> None:
 def test_dropped_node_is_gone_at_once_and_its_return_starts_empty() -> None:
     made = directory()
     hashes = chain(1)
-    made.record_sealed(N0, sealed(hashes), now_s=1)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=1)
     assert made.drop_node(N0) == 6
-    assert made.match_prefix(hashes, now_s=2, lease_s=1) == []
+    assert matched(made, hashes, now_s=2, lease_s=1) == []
     assert total(made, now_s=2).num_blocks == 0
     made.add_node(N0, H0, region())
-    made.record_sealed(N0, sealed(hashes)[:2], now_s=3)
-    swept = [made.sweep(1) for _ in range(6)]
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)[:2]), now_s=3)
+    swept = [pairs(made.sweep(1)) for _ in range(6)]
     assert sorted(block for batch in swept for _, block in batch) == sorted(hashes[2:])
-    assert len(made.match_prefix(hashes, now_s=4, lease_s=1)) == 2
-    assert made.sweep(100) == []
+    assert len(matched(made, hashes, now_s=4, lease_s=1)) == 2
+    assert made.sweep(100) == {}
     made.check_invariants()
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"offset": -1}, {"length": 1 << 63}, {"version": -5}, {"trailer_bytes": 1 << 40}],
+    [{"offset": 1 << 62}, {"length": 1 << 63}, {"num_layers": 1 << 31}, {"trailer_bytes": 1 << 31}],
 )
 def test_a_report_with_a_bad_number_is_refused_whole(change: dict[str, int]) -> None:
     made = directory()
     blocks = sealed(chain(1))
     blocks[4] = msgspec.structs.replace(blocks[4], **change)
     with pytest.raises(ProtocolError):
-        made.record_sealed(N0, blocks, now_s=1)
+        made.record_sealed(N0, SealedBlocks.pack(blocks), now_s=1)
     assert len(made.blocks) == 0
     made.check_invariants()
 
@@ -549,8 +560,8 @@ def test_a_report_with_a_bad_number_is_refused_whole(change: dict[str, int]) -> 
 def test_filters_select_by_model_tenant_age_prefix_and_node() -> None:
     made = directory(N0, N1)
     a, b = chain(1), chain(2)
-    made.record_sealed(N0, sealed(a, model="ma", tenant="t"), now_s=1)
-    made.record_sealed(N1, sealed(b, model="mb"), now_s=50)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(a, model="ma", tenant="t")), now_s=1)
+    made.record_sealed(N1, SealedBlocks.pack(sealed(b, model="mb")), now_s=50)
 
     def count(**wanted: object) -> int:
         found, _ = list_blocks(
@@ -580,7 +591,7 @@ def test_filters_select_by_model_tenant_age_prefix_and_node() -> None:
 def test_pages_end_although_their_last_block_was_freed() -> None:
     made = directory()
     for seed in range(10):
-        made.record_sealed(N0, sealed(chain(seed)), now_s=1)
+        made.record_sealed(N0, SealedBlocks.pack(sealed(chain(seed))), now_s=1)
     seen: list[BlockHash] = []
     after = None
     while True:
@@ -597,7 +608,7 @@ def test_kinds_are_forgotten_with_their_last_block() -> None:
     made = directory()
     for tenant in range(50):
         hashes = chain(tenant)
-        made.record_sealed(N0, sealed(hashes, tenant=f"t{tenant}"), now_s=1)
+        made.record_sealed(N0, SealedBlocks.pack(sealed(hashes, tenant=f"t{tenant}")), now_s=1)
         made.record_freed(N0, hashes)
     assert len(made.blocks.kinds) == 1
     assert len(made.blocks.kind) == 1024

@@ -1,29 +1,31 @@
 """Leases only grow until they run out; touching orders use."""
 
+import numpy as np
+
 from daemons.store.lease import LeaseTable
 
 
 def test_shorter_lease_does_not_cut_a_longer_one() -> None:
     table = LeaseTable()
-    table.add(0, now_s=1)
-    table.touch([0], now_s=1, lease_s=10)
-    table.touch([0], now_s=2, lease_s=1)
+    table.add_all(np.array([0]), now_s=1)
+    table.touch(np.array([0]), now_s=1, lease_s=10)
+    table.touch(np.array([0]), now_s=2, lease_s=1)
     assert table.is_leased(0, now_s=10.9)
     assert not table.is_leased(0, now_s=11)
 
 
 def test_reused_row_starts_without_a_lease() -> None:
     table = LeaseTable()
-    table.add(0, now_s=1)
-    table.touch([0], now_s=1, lease_s=100)
-    table.add(0, now_s=2)
+    table.add_all(np.array([0]), now_s=1)
+    table.touch(np.array([0]), now_s=1, lease_s=100)
+    table.add_all(np.array([0]), now_s=2)
     assert not table.is_leased(0, now_s=2)
-    assert table.used_column()[0] == 2
+    assert table.used_s.values[0] == 2
 
 
 def test_raise_to_says_whether_anything_changed() -> None:
     table = LeaseTable()
-    table.add(0, now_s=5)
+    table.add_all(np.array([0]), now_s=5)
     assert table.raise_to(0, used_s=6, until_s=0)
     assert not table.raise_to(0, used_s=6, until_s=0)
     assert table.raise_to(0, used_s=1, until_s=9)
@@ -31,5 +33,5 @@ def test_raise_to_says_whether_anything_changed() -> None:
 
 def test_rows_far_apart_can_be_added() -> None:
     table = LeaseTable()
-    table.add(5000, now_s=3)
-    assert table.used_column()[5000] == 3
+    table.add_all(np.array([5000]), now_s=3)
+    assert table.used_s.values[5000] == 3

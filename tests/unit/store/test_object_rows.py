@@ -3,6 +3,7 @@
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.protocol.block import BlockMeta, SealedBlock
 from daemons.protocol.name_hash import chunk_key, name_key
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import Directory
 from daemons.store.object_rows import find_orphans, list_names, stat_namespaces
@@ -69,8 +70,8 @@ def rows(of: Directory, *names: bytes) -> list[int]:
 
 def test_presence_tells_readable_away_and_absent_apart() -> None:
     made = directory()
-    made.record_sealed(A, [named(b"x", 5), named(b"y", 5)], now_s=1.0)
-    made.record_sealed(B, [named(b"y", 5)], now_s=1.0)
+    made.record_sealed(A, SealedBlocks.pack([named(b"x", 5), named(b"y", 5)]), now_s=1.0)
+    made.record_sealed(B, SealedBlocks.pack([named(b"y", 5)]), now_s=1.0)
     assert list(made.presence(rows(made, b"x", b"none", b"y"), now_s=2.0)) == [1, 0, 1]
     made.set_suspect(A, True)
     assert list(made.presence(rows(made, b"x", b"y"), now_s=2.0)) == [2, 1]
@@ -80,15 +81,15 @@ def test_presence_tells_readable_away_and_absent_apart() -> None:
     assert rows(made, b"x") == [-1]
     assert made.away == {name_key(b"n", b"x"): A}
     made.check_invariants()
-    made.record_sealed(B, [named(b"x", 5)], now_s=3.0)
+    made.record_sealed(B, SealedBlocks.pack([named(b"x", 5)]), now_s=3.0)
     assert not made.away
 
 
 def test_names_are_listed_by_page_with_what_the_newest_version_says() -> None:
     made = directory()
-    made.record_sealed(A, [named(b"o%d" % n, 5) for n in range(10)], now_s=1.0)
-    made.record_sealed(A, [named(b"o3", 6, size=77)], now_s=2.0)
-    made.record_sealed(A, [named(b"other", 5, namespace=b"m")], now_s=2.0)
+    made.record_sealed(A, SealedBlocks.pack([named(b"o%d" % n, 5) for n in range(10)]), now_s=1.0)
+    made.record_sealed(A, SealedBlocks.pack([named(b"o3", 6, size=77)]), now_s=2.0)
+    made.record_sealed(A, SealedBlocks.pack([named(b"other", 5, namespace=b"m")]), now_s=2.0)
     found, cursor = [], 0
     while True:
         page = list_names(made, b"n", b"o", cursor=cursor, limit=4, now_s=3.0)
@@ -104,13 +105,17 @@ def test_names_are_listed_by_page_with_what_the_newest_version_says() -> None:
 
 def test_chunks_are_orphans_without_their_object_in_their_version() -> None:
     made = directory()
-    made.record_sealed(A, [named(b"x", 6)], now_s=100.0)
+    made.record_sealed(A, SealedBlocks.pack([named(b"x", 6)]), now_s=100.0)
     made.record_sealed(
         A,
-        [chunk(b"x", 6, 0, 90_000), chunk(b"x", 5, 0, 90_000), chunk(b"y", 5, 0, 90_000)],
+        SealedBlocks.pack(
+            [chunk(b"x", 6, 0, 90_000), chunk(b"x", 5, 0, 90_000), chunk(b"y", 5, 0, 90_000)]
+        ),
         now_s=100.0,
     )
-    made.record_sealed(B, [chunk(b"z", 5, 0, 90_000), chunk(b"z", 5, 1, 1_000)], now_s=100.0)
+    made.record_sealed(
+        B, SealedBlocks.pack([chunk(b"z", 5, 0, 90_000), chunk(b"z", 5, 1, 1_000)]), now_s=100.0
+    )
     z = name_key(b"n", b"z")
 
     def orphans(held: BlockHash | None) -> set[BlockHash]:

@@ -5,6 +5,7 @@ import pytest
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import Directory
@@ -52,8 +53,8 @@ def made() -> Directory:
         directory.add_node(
             node, HostId("h"), RegionRef(address=address, region_id=1, size_bytes=1 << 30)
         )
-    directory.record_sealed(N0, sealed(chain(1)), now_s=1)
-    directory.record_sealed(N0, sealed(chain(2)), now_s=2)
+    directory.record_sealed(N0, SealedBlocks.pack(sealed(chain(1))), now_s=1)
+    directory.record_sealed(N0, SealedBlocks.pack(sealed(chain(2))), now_s=2)
     return directory
 
 
@@ -102,11 +103,11 @@ def test_a_pin_outlives_its_blocks_and_rows_that_others_reuse(made: Directory) -
     old = chain(1)
     made.pins.pin([old[3]], HeldPin(HARD, 100.0))
     made.record_freed(N0, old)
-    made.record_sealed(N0, sealed(chain(3)), now_s=3)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(chain(3))), now_s=3)
     assert set(everything(made, 4)) == {*chain(2), *chain(3)}
-    made.record_sealed(N0, sealed(old)[2:], now_s=5)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(old)[2:]), now_s=5)
     assert set(everything(made, 6)) == {*chain(2), *chain(3)}
-    made.record_sealed(N0, sealed(old)[:2], now_s=7)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(old)[:2]), now_s=7)
     assert not set(everything(made, 8)) & set(old), "what closes the gap is held too"
 
 
@@ -115,9 +116,9 @@ def test_changes_are_counted_for_those_who_are_told(made: Directory) -> None:
     made.pins.pin([old[3]], HeldPin(HARD, 100.0))
     assert len(made.pins.held(made.blocks, now_s=2)) == 4
     before = made.pins.num_changes
-    made.record_sealed(N0, sealed(chain(5)), now_s=3)
+    made.record_sealed(N0, SealedBlocks.pack(sealed(chain(5))), now_s=3)
     assert made.pins.num_changes == before
-    made.record_sealed(N1, sealed(old), now_s=3)
+    made.record_sealed(N1, SealedBlocks.pack(sealed(old)), now_s=3)
     assert made.pins.num_changes > before
 
 
@@ -133,8 +134,8 @@ def test_there_are_not_too_many(made: Directory) -> None:
 def test_what_stays_is_counted_by_reason(made: Directory) -> None:
     old, new = chain(1), chain(2)
     made.pins.pin([old[3]], HeldPin(HARD, 100.0))
-    made.match_prefix(new[:2], now_s=3, lease_s=5)
-    made.match_prefix(old[:1], now_s=3, lease_s=5)
+    made.match(new[:2], now_s=3, lease_s=5)
+    made.match(old[:1], now_s=3, lease_s=5)
     assert held_back(made, N0, now_s=4) == HeldBack(3 * LENGTH, 3 * LENGTH)
     assert held_back(made, N1, now_s=4) == HeldBack(0, 0)
     assert held_back(made, NodeId("nobody"), now_s=4) == HeldBack(0, 0)

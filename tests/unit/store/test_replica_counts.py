@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.protocol.block import BlockMeta, SealedBlock
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import Directory
 from daemons.store.replica_counts import CountRules, count_replicas
@@ -64,7 +65,9 @@ class Case:
             made.add_node(node, HostId(node), region(node))
         for number, holders in enumerate(self.held):
             for holder in holders:
-                made.record_sealed(NODES[holder], [sealed(number, self.wanted[number])], now_s=0)
+                made.record_sealed(
+                    NODES[holder], SealedBlocks.pack([sealed(number, self.wanted[number])]), now_s=0
+                )
         for node in self.away:
             made.keep_away(NODES[node])
         for node in self.gone:
@@ -134,15 +137,17 @@ def test_what_is_kept_of_a_node_goes_once_it_is_let_go() -> None:
     directory = Directory()
     for node in NODES[:2]:
         directory.add_node(node, HostId(node), region(node))
-        directory.record_sealed(node, [sealed(1)], now_s=0)
+        directory.record_sealed(node, SealedBlocks.pack([sealed(1)]), now_s=0)
     first = name(1)
     assert directory.keep_away(NODES[0]) == 1
-    assert directory.sweep(100) == []
+    assert directory.sweep(100) == {}
     assert directory.kept_nodes(first) == {NODES[0]}
-    assert [at.node for at in directory.locate([first], now_s=0, lease_s=0)[0]] == [NODES[1]]
+    assert [at.node for at in directory.locate([first], now_s=0, lease_s=0).unpack()[0]] == [
+        NODES[1]
+    ]
     directory.add_node(NODES[0], HostId(NODES[0]), region(NODES[0]))
     directory.let_go(NODES[0])
-    assert directory.sweep(100) == [((NODES[0], "dram"), first)]
+    assert directory.sweep(100) == {(NODES[0], "dram"): [first]}
     assert directory.kept_nodes(first) == set()
     directory.check_invariants()
 
@@ -150,21 +155,21 @@ def test_what_is_kept_of_a_node_goes_once_it_is_let_go() -> None:
 def test_only_replicas_that_nobody_leases_are_given_up_and_only_once() -> None:
     directory = Directory()
     directory.add_node(NODES[0], HostId(NODES[0]), region(NODES[0]))
-    directory.record_sealed(NODES[0], [sealed(1), sealed(2)], now_s=0)
+    directory.record_sealed(NODES[0], SealedBlocks.pack([sealed(1), sealed(2)]), now_s=0)
     first, second = name(1), name(2)
     directory.locate([first], now_s=1, lease_s=5)
     assert directory.give_up(NODES[0], [first, second], now_s=2) == [second]
     assert directory.give_up(NODES[0], [second], now_s=2) == []
-    assert directory.locate([second], now_s=2, lease_s=0) == [[]]
+    assert directory.locate([second], now_s=2, lease_s=0).unpack() == [[]]
 
 
 def test_what_was_asked_for_outlives_a_later_report_and_ends_with_the_block() -> None:
     directory = Directory()
     directory.add_node(NODES[0], HostId(NODES[0]), region(NODES[0]))
-    directory.record_sealed(NODES[0], [sealed(1, wanted=3)], now_s=0)
+    directory.record_sealed(NODES[0], SealedBlocks.pack([sealed(1, wanted=3)]), now_s=0)
     first = name(1)
     assert (directory.wanted_of(first), directory.blocks.num_wanted) == (3, 1)
-    directory.record_sealed(NODES[0], [sealed(1, wanted=2)], now_s=0)
+    directory.record_sealed(NODES[0], SealedBlocks.pack([sealed(1, wanted=2)]), now_s=0)
     assert directory.wanted_of(first) == 3
     directory.record_freed(NODES[0], [first])
     assert (directory.wanted_of(first), directory.blocks.num_wanted) == (0, 0)

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from daemons.client.spares import replicas_of
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
-from daemons.protocol.block import BlockMeta, ReplicaPlace, SealedBlock, SpareReplica, Spares
+from daemons.protocol.block import BlockMeta, SealedBlock
+from daemons.protocol.lookup import ReplicaPlace, SpareReplica, Spares
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import Directory
 from daemons.store.spares import MAX_SPARES, spares_of
@@ -42,16 +44,20 @@ def directory(holders: list[list[int]]) -> Directory:
         made.add_node(node, HostId(node), region(node))
     for number, nodes in enumerate(holders):
         for node in nodes:
-            made.record_sealed(NODES[node], [sealed(number, 4096 * (16 * number + node))], now_s=0)
+            made.record_sealed(
+                NODES[node],
+                SealedBlocks.pack([sealed(number, 4096 * (16 * number + node))]),
+                now_s=0,
+            )
     return made
 
 
 def looked_up(made: Directory, num_blocks: int) -> tuple[list[list[NodeId]], Spares | None]:
     """Which nodes the reader may turn to, block by block, the chosen one first."""
     hashes = [sealed(number, 0).meta.hash for number in range(num_blocks)]
-    rows = made.find_prefix(hashes, now_s=1)
-    chosen = made.take(rows, len(hashes), now_s=1, lease_s=0)
-    spares = spares_of(made, rows, chosen, now_s=1)
+    taken = made.match(hashes, now_s=1, lease_s=0)
+    chosen = taken.locations.unpack()
+    spares = spares_of(made, taken, now_s=1)
     if spares is not None:
         spares = msgspec.msgpack.decode(msgspec.msgpack.encode(spares), type=Spares)
     replicas = replicas_of(chosen, spares)
@@ -88,21 +94,21 @@ def test_nothing_is_folded_where_each_block_has_one_replica() -> None:
 
 def test_replicas_with_other_bytes_gone_or_named_to_go_are_no_spares() -> None:
     made = directory([[0]])
-    made.record_sealed(NODES[1], [sealed(0, 4096, checksum=9)], now_s=0)
-    made.record_sealed(NODES[2], [sealed(0, 8192)], now_s=0)
-    made.record_sealed(NODES[3], [sealed(0, 12288)], now_s=0)
+    made.record_sealed(NODES[1], SealedBlocks.pack([sealed(0, 4096, checksum=9)]), now_s=0)
+    made.record_sealed(NODES[2], SealedBlocks.pack([sealed(0, 8192)]), now_s=0)
+    made.record_sealed(NODES[3], SealedBlocks.pack([sealed(0, 12288)]), now_s=0)
     made.drop_node(NODES[2])
     made.give_up(NODES[3], [sealed(0, 0).meta.hash], now_s=0.5)
     hashes = [sealed(0, 0).meta.hash]
-    rows = made.find_prefix(hashes, now_s=1)
-    chosen = [at for at in made.locate(hashes, now_s=1, lease_s=0)[0] if at.node == NODES[0]]
-    assert spares_of(made, rows, chosen, now_s=1) is None
+    taken = made.match(hashes, now_s=1, lease_s=0, near=HostId(NODES[0]))
+    assert [at.node for at in taken.locations.unpack()] == [NODES[0]]
+    assert spares_of(made, taken, now_s=1) is None
 
 
 @pytest.mark.parametrize(("block", "place"), [(-1, 0), (1, 0), (0, -1), (0, 1)])
 def test_spares_that_make_no_sense_are_passed_over(block: int, place: int) -> None:
     made = directory([[0]])
-    chosen = made.locate([sealed(0, 0).meta.hash], now_s=0, lease_s=0)[0]
+    chosen = made.locate([sealed(0, 0).meta.hash], now_s=0, lease_s=0).unpack()[0]
     other = ReplicaPlace(node=NODES[1], region=region(NODES[1]), host_id=HostId("h"))
     spares = Spares(places=[other], replicas=[SpareReplica(block=block, place=place, offset=0)])
     assert replicas_of(chosen, spares) == [chosen]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.protocol.block import BlockMeta, SealedBlock
+from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory import Directory
 from daemons.store.pins import HARD, HeldPin
@@ -42,7 +43,7 @@ def full_directory() -> Directory:
     region = RegionRef(address=address, region_id=1, size_bytes=1 << 30)
     directory.add_node(NODE, HostId("h"), region)
     for number in range(COUNT):
-        directory.record_sealed(NODE, [sealed(number)], now_s=float(number))
+        directory.record_sealed(NODE, SealedBlocks.pack([sealed(number)]), now_s=float(number))
     return directory
 
 
@@ -80,12 +81,12 @@ def test_a_row_that_was_freed_and_is_used_again_is_no_victim() -> None:
     directory = full_directory()
     name(directory, 20, 100.0)
     directory.record_freed(NODE, [hash_of(5)])
-    directory.record_sealed(NODE, [sealed(500)], now_s=100.1)
+    directory.record_sealed(NODE, SealedBlocks.pack([sealed(500)]), now_s=100.1)
     assert name(directory, 15, 100.2) == [hash_of(number) for number in range(6, 11)]
 
 
 def test_a_choice_is_not_used_for_longer_than_a_second() -> None:
     directory = full_directory()
     name(directory, 20, 100.0)
-    directory.record_sealed(NODE, [sealed(500)], now_s=1.0)
+    directory.record_sealed(NODE, SealedBlocks.pack([sealed(500)]), now_s=1.0)
     assert hash_of(500) in name(directory, 15, 102.0)

@@ -1,0 +1,227 @@
+"""Where blocks can be read from: prefixes, single blocks, presence. A whole message is a few operations on columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from daemons.core.ids import BlockHash, HostId
+from daemons.protocol.block import BlockLocation
+from daemons.protocol.packed import BlockLocations
+from daemons.store.columns import NO_ROW, Rows
+from daemons.store.slot_table import TIERS, UNREADABLE, Place
+from daemons.store.tables import Tables
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    num_lookups: int = 0
+    num_lookup_blocks: int = 0
+    num_hit_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Blocks of a prefix, by row, and the replica of each that was chosen."""
+
+    rows: Rows
+    replicas: Rows
+    locations: BlockLocations
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """All replicas of some blocks, one block's after the other's; `counts`: how many each block has."""
+
+    locations: BlockLocations
+    counts: list[int]
+
+    def unpack(self) -> list[list[BlockLocation]]:
+        """The replicas of each block."""
+        return self.locations.unpack_groups(self.counts)
+
+
+class Lookups:
+    """Of one directory."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.counts = LookupCounts()
+        self._turn = 0
+        """Counts look-ups that lease."""
+
+    def find_prefix(self, hashes: Sequence[BlockHash], *, now_s: float) -> Rows:
+        """Rows of the longest prefix of the chain that can be read; only looks."""
+        rows, _ = self._readable(hashes, now_s, None)
+        return rows
+
+    def match(
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        now_s: float,
+        lease_s: float,
+        near: HostId | None = None,
+    ) -> Taken:
+        """The best replica of each block of the longest prefix that is here; leased unless `lease_s` is 0."""
+        rows, replicas = self._readable(hashes, now_s, near)
+        return self._take(rows, replicas, len(hashes), now_s=now_s, lease_s=lease_s)
+
+    def take(
+        self,
+        rows: Rows,
+        num_asked: int,
+        *,
+        now_s: float,
+        lease_s: float,
+        near: HostId | None = None,
+    ) -> Taken:
+        """The same of rows that `find_prefix` found just now, replicas on the host `near` first."""
+        replicas = self._best(rows, now_s, near)
+        return self._take(rows, replicas, num_asked, now_s=now_s, lease_s=lease_s)
+
+    def best_places(self, rows: Rows, *, now_s: float) -> list[Place]:
+        """Where each of these rows would be read from, by whoever is near none of them; only looks."""
+        slots = self._tables.replicas.slot.values[self._best(rows, now_s, None)]
+        return [self._tables.slots[number].place for number in slots.tolist()]
+
+    def locate(self, hashes: Sequence[BlockHash], *, now_s: float, lease_s: float) -> Located:
+        """Every replica of each block, the ones to prefer first."""
+        tables = self._tables
+        rows = tables.blocks.find_all(hashes)
+        found, counts = self._all_live(rows, now_s)
+        if lease_s > 0:
+            hits = rows[counts > 0]
+            tables.use(hits, now_s=now_s, lease_s=lease_s)
+            self._count(len(hashes), len(hits))
+        return Located(self._locations(found), counts.tolist())
+
+    def leading_by_host(self, rows: Rows, *, now_s: float) -> dict[HostId, int]:
+        """How many of the first blocks of a prefix each host holds; `rows` are as `find_prefix` found them just now."""
+        if not len(rows):
+            return {}
+        tables, replicas = self._tables, self._tables.replicas
+        levels = []
+        level = tables.blocks.head.values[rows].astype(np.intp)
+        while np.count_nonzero(level != NO_ROW):
+            is_there = level != NO_ROW
+            is_there &= replicas.named_until_s.values[level] <= now_s
+            levels.append(np.where(is_there, replicas.slot.values[level], NO_ROW))
+            level = np.where(level != NO_ROW, replicas.next.values[level], NO_ROW)
+        host_of = {n: slot.host_id for n, slot in tables.slots if not slot.is_dropped}
+        counts: dict[HostId, int] = {}
+        for host in {host_of[s.item(0)] for s in levels if s.item(0) in host_of}:
+            is_host = np.zeros(len(tables.slots) + 1, bool)
+            is_host[[number for number, other in host_of.items() if other == host]] = True
+            holds = np.any([is_host[slots] for slots in levels], axis=0)
+            counts[host] = len(rows) if np.all(holds) else int(np.argmin(holds))
+        return counts
+
+    def presence(self, rows: Sequence[int], *, now_s: float) -> bytearray:
+        """For each row, NO_ROW among them: 0 absent, 1 readable, 2 only on nodes that are suspect or gone."""
+        tables = self._tables
+        if tables.replicas.is_all_readable(now_s=now_s):
+            return bytearray(map(NO_ROW.__ne__, rows))
+        wanted = np.array(rows, np.intp)
+        at = np.flatnonzero(wanted >= 0)
+        if not len(at):
+            return bytearray(len(rows))
+        heads = tables.blocks.head.values[wanted[at]]
+        # Whatever is neither suspect nor named; the others are looked at one by one.
+        is_good = tables.slots.rank[tables.replicas.slot.values[heads]] > 0
+        is_good &= tables.replicas.named_until_s.values[heads] <= now_s
+        states = np.zeros(len(rows), np.uint8)
+        states[at] = is_good
+        found = bytearray(states.tobytes())
+        for index in at[~is_good].tolist():
+            found[index] = self._presence(rows[index], now_s)
+        return found
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _readable(
+        self, hashes: Sequence[BlockHash], now_s: float, near: HostId | None
+    ) -> tuple[Rows, Rows]:
+        """Rows of the longest prefix, and the best replica of each."""
+        find, found = self._tables.blocks.row_by_hash.get, []
+        for block_hash in hashes:
+            row = find(block_hash)
+            if row is None:
+                break
+            found.append(row)
+        rows = np.array(found, np.intp)
+        replicas = self._best(rows, now_s, near)
+        gaps = replicas == NO_ROW
+        if np.count_nonzero(gaps):
+            end = int(np.argmax(gaps))
+            return rows[:end], replicas[:end]
+        return rows, replicas
+
+    def _best(self, rows: Rows, now_s: float, near: HostId | None) -> Rows:
+        heads = self._tables.blocks.head.values[rows].astype(np.intp)
+        return self._tables.replicas.best(heads, now_s, near, self._turn)
+
+    def _take(
+        self, rows: Rows, replicas: Rows, num_asked: int, *, now_s: float, lease_s: float
+    ) -> Taken:
+        tables = self._tables
+        if lease_s > 0:
+            tables.leases.touch(rows, now_s=now_s, lease_s=lease_s)
+            if tables.heat is not None:
+                tables.heat.touch(rows.tolist(), now_s=now_s)
+            if len(rows):  # a chain that was asked for from its middle
+                tables.touch_parents(int(rows[0]), now_s, now_s + lease_s)
+            self._count(num_asked, len(rows))
+            self._turn += 1
+        return Taken(rows, replicas, self._locations(replicas))
+
+    def _count(self, num_asked: int, num_hits: int) -> None:
+        self.counts.num_lookups += 1
+        self.counts.num_lookup_blocks += num_asked
+        self.counts.num_hit_blocks += num_hits
+
+    def _locations(self, replicas: Rows) -> BlockLocations:
+        table, slots = self._tables.replicas, self._tables.slots
+        numbers = set(table.slot.values[replicas].tolist())
+        return BlockLocations(
+            rows=table.records.values[replicas].tobytes(),
+            places={number: slots.described(number) for number in numbers},
+        )
+
+    def _all_live(self, rows: Rows, now_s: float) -> tuple[Rows, Rows]:
+        """The replicas that can be read, and how many of them each of these blocks has; NO_ROW has none."""
+        table = self._tables.replicas
+        if not np.count_nonzero(rows == NO_ROW):
+            heads = self._tables.blocks.head.values[rows].astype(np.intp)
+            if not np.count_nonzero(table.next.values[heads] != NO_ROW):
+                is_read = table.ranks(heads, now_s) > UNREADABLE
+                return heads[is_read], is_read.astype(np.intp)
+        live = [[] if row == NO_ROW else self._live(row, now_s) for row in rows.tolist()]
+        counts = np.array([len(each) for each in live], np.intp)
+        return np.array(list(chain.from_iterable(live)), np.intp), counts
+
+    def _live(self, row: int, now_s: float) -> list[int]:
+        """Those that can be read, the ones to prefer first."""
+        replicas = self._tables.chain(row)
+        ranks = self._tables.replicas.ranks(np.array(replicas, np.intp), now_s).tolist()
+        live = [each for each, rank in zip(replicas, ranks, strict=True) if rank > UNREADABLE]
+        live.sort(key=self._preference)
+        return live
+
+    def _preference(self, replica: int) -> tuple[bool, bool, int]:
+        """Lowest first. `named_until_s` is 0 where it never was a victim."""
+        slot = self._tables.slot_of(replica)
+        is_leaving = self._tables.replicas.named_until_s.values.item(replica) > 0
+        return slot.is_suspect, is_leaving, TIERS.index(slot.tier)
+
+    def _presence(self, row: int, now_s: float) -> int:
+        """Of a block whose first replica will not do."""
+        state = 0
+        for replica in self._tables.chain(row):
+            slot = self._tables.slot_of(replica)
+            if slot.is_dropped or slot.is_suspect:
+                state = state or 2
+            elif self._tables.replicas.named_until_s.values.item(replica) <= now_s:
+                return 1
+        return state

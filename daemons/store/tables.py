@@ -1,0 +1,96 @@
+"""The tables of one directory, and what all of its parts do with them.
+
+Invariant: a block is at least as recent, as long leased and, where heat is kept, as hot as the block that follows it in
+its prefix, so evicting in these orders never cuts a prefix that is still in use.
+"""
+
+from dataclasses import dataclass, field
+
+from daemons.core.errors import NotFound
+from daemons.core.ids import BlockHash, NodeId
+from daemons.protocol.block import Tier
+from daemons.store.block_table import BlockTable
+from daemons.store.columns import NO_ROW, Rows
+from daemons.store.heat import HeatTable
+from daemons.store.lease import LeaseTable
+from daemons.store.pins import PinTable
+from daemons.store.replica_table import ReplicaTable
+from daemons.store.slot_table import Slot, SlotTable
+
+RENAME_AFTER_S = 1.0
+"""A victim that was named is not named again, nor offered to readers, before this has passed."""
+
+
+@dataclass(slots=True)
+class Tables:
+    heat: HeatTable | None
+    """Where the policy needs it."""
+    slots: SlotTable = field(default_factory=SlotTable)
+    blocks: BlockTable = field(default_factory=BlockTable)
+    leases: LeaseTable = field(default_factory=LeaseTable)
+    pins: PinTable = field(default_factory=PinTable)
+    replicas: ReplicaTable = field(init=False)
+    away: dict[BlockHash, NodeId] = field(default_factory=dict)
+    """Objects whose last replica went with this node, which may bring it back."""
+
+    def __post_init__(self) -> None:
+        self.replicas = ReplicaTable(self.slots)
+
+    def number_of(self, node: NodeId, tier: Tier) -> int:
+        """Raises NotFound."""
+        number = self.slots.by_place.get((node, tier))
+        if number is None:
+            raise NotFound(f"node {node} lends no {tier} to this pool; join first")
+        return number
+
+    def chain(self, row: int) -> list[int]:
+        """All replicas of a block."""
+        return self.replicas.chain(self.blocks.head.values.item(row))
+
+    def chain_of(self, block_hash: BlockHash) -> list[int]:
+        row = self.blocks.row_by_hash.get(block_hash)
+        return [] if row is None else self.chain(row)
+
+    def slot_of(self, replica: int) -> Slot:
+        return self.slots[self.replicas.slot.values.item(replica)]
+
+    def on_slot(self, row: int, number: int) -> int:
+        """The block's replica there, or NO_ROW."""
+        slot_of = self.replicas.slot.values
+        return next((r for r in self.chain(row) if slot_of.item(r) == number), NO_ROW)
+
+    def replica_on(self, number: int, block_hash: BlockHash) -> int:
+        row = self.blocks.row_by_hash.get(block_hash)
+        return NO_ROW if row is None else self.on_slot(row, number)
+
+    def touch_chain(self, row: int, now_s: float, until_s: float) -> None:
+        """A block and all before it are at least so recent and so long leased."""
+        self.leases.raise_to(row, used_s=now_s, until_s=until_s)
+        self.touch_parents(row, now_s, until_s)
+
+    def touch_parents(self, row: int, now_s: float, until_s: float) -> None:
+        """Ends at the first ancestor that needs nothing: those above it were touched with it."""
+        find, parent_of = self.blocks.row_by_hash.get, self.blocks.parents.bytes_of
+        used, until = self.leases.used_s.values, self.leases.until_s.values
+        while (parent := find(BlockHash(parent_of(row)))) is not None:
+            # Flat: reports that go on with a prefix walk it up to its beginning.
+            is_raised = used.item(parent) < now_s
+            if is_raised:
+                used[parent] = now_s
+            if until.item(parent) < until_s:
+                until[parent] = until_s
+                is_raised = True
+            if self.heat is not None:
+                is_raised |= self.heat.raise_to(parent, row)
+            if not is_raised:
+                return
+            row = parent
+
+    def use(self, rows: Rows, *, now_s: float, lease_s: float) -> None:
+        """Blocks that were asked for: the deeper after the ones before it."""
+        self.leases.touch(rows, now_s=now_s, lease_s=lease_s)
+        if self.heat is not None:
+            for row in rows.tolist():
+                self.heat.touch([row], now_s=now_s)
+        for row in self.blocks.starts(rows).tolist():
+            self.touch_parents(row, now_s, now_s + lease_s)
