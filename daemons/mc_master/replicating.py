@@ -73,11 +73,11 @@ class Replicating:
         default = self._state.config.pool.replicas
         if not self.is_in_use and not len(self.copies.budget):
             return
-        for block in sealed:
-            block_hash = block.meta.hash
+        ages_ms = sealed.columns()["age_ms"].tolist()
+        for block_hash, age_ms in zip(sealed.hashes(), ages_ms, strict=True):
             self.copies.sealed(block_hash, node)
             wanted = self._state.directory.wanted_of(block_hash) or default
-            if wanted > 1 and block.age_ms < _SETTLE_S * 1000:
+            if wanted > 1 and age_ms < _SETTLE_S * 1000:
                 self.ask(block_hash)
 
     def ask(self, block_hash: BlockHash, prefer: tuple[NodeId, ...] = ()) -> None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash, new_epoch
-from daemons.protocol.block import BlockLocation, BlockMeta, Locate, LocateReply, PutBlock
+from daemons.protocol.block import BlockLocation, BlockMeta, PutBlock
+from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.segment import Source, Strided
 from daemons.rpc import SyncClient
 from daemons.transfer import TransferEngine
