@@ -48,12 +48,12 @@ def test_another_node_reads_the_objects_of_one_that_is_out_until_it_is_back(
     wait_for(lambda: places(pool, hashes) == {("n0", "dram"), ("n0", "object")}, 20, "written")
     pool.nodes["n0"].kill()
     wait_for(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
-    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+    with staged(pool.match(hashes).locations.unpack(), timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
     pool.nodes["n0"].start()
     wait_for(lambda: ("n0", "object") in places(pool, hashes), 30, "back")
     wait_for(lambda: ("n1", "object") not in places(pool, hashes), 20, "given back")
-    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+    with staged(pool.match(hashes).locations.unpack(), timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 
 
@@ -73,7 +73,7 @@ def test_a_master_that_starts_while_the_owner_is_away_has_its_objects_adopted(
             return False
 
     wait_for(is_adopted, 40, "adopted")
-    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+    with staged(pool.match(hashes).locations.unpack(), timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 
 
@@ -92,7 +92,7 @@ def test_a_drained_node_need_not_copy_what_others_can_read_in_the_object_store(
     assert places(pool, hashes) == {("n0", "object")}
     pool.nodes["n0"].kill()
     wait_for(lambda: places(pool, hashes) == {("n1", "object")}, 30, "adopted")
-    with staged(pool.match(hashes).locations, timeout_s=10) as here:
+    with staged(pool.match(hashes).locations.unpack(), timeout_s=10) as here:
         assert pool.read_at(here) == NUM_BLOCKS
 
 

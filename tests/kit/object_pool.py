@@ -13,7 +13,7 @@ from kit.daemon import Daemon, free_port, wait_for
 
 
 class ObjectPool:
-    """Nodes are numbered from 0. Started and joined when made."""
+    """Nodes are numbered from 0. Started and joined when made; where that fails none is left."""
 
     def __init__(
         self,
@@ -30,11 +30,15 @@ class ObjectPool:
         self._segment = segment
         self._master_settings = master
         self.daemons: dict[str, Daemon] = {}
-        self.start_master()
-        started = num_nodes if started is None else started
-        for number in range(started):
-            self.start_node(number)
-        self.wait_joined(started)
+        try:
+            self.start_master()
+            started = num_nodes if started is None else started
+            for number in range(started):
+                self.start_node(number)
+            self.wait_joined(started)
+        except BaseException:
+            self.close()
+            raise
 
     def start_master(self) -> None:
         self.daemons["master"] = Daemon(

@@ -8,7 +8,7 @@ from kit.pool import short_directory
 from kit.replicated_pool import TOKENS, ReplicatedPool
 
 from daemons.core.ids import BlockHash, NodeId
-from daemons.protocol.event import BlockMoved, PastEvent, ReadEvents
+from daemons.protocol.event import BlocksMoved, PastEvent, ReadEvents
 from daemons.protocol.messages import decode_event
 
 USES = 5
@@ -32,7 +32,7 @@ def pool() -> Iterator[ReplicatedPool]:
 
 
 def moves(pool: ReplicatedPool) -> list[PastEvent]:
-    return pool.client.read_events(ReadEvents(topics=["blockmoved"])).events
+    return pool.client.read_events(ReadEvents(topics=["blocksmoved"])).events
 
 
 def used_share(pool: ReplicatedPool, name: str) -> float:
@@ -61,7 +61,7 @@ def test_what_many_read_is_copied_read_everywhere_and_dropped_when_cool(
     wait_for_reads(pool, hot, 3)
     assert pool.where(cold) == [{NodeId("n0")}] * 2
     # Whoever reads a hot prefix gets all of it from one node, and the next one from another.
-    sources = [{at.node for at in pool.match(hot).locations} for _ in range(9)]
+    sources = [{at.node for at in pool.match(hot).locations.unpack()} for _ in range(9)]
     assert all(len(nodes) == 1 for nodes in sources)
     assert len(set().union(*sources)) == 3
     pool.wait_for_replicas(hot, 1)
@@ -86,4 +86,4 @@ def test_cold_blocks_leave_a_full_node_for_an_empty_one(pool: ReplicatedPool) ->
     assert pool.read(chains[0]) == 10, "the coldest can still be read"
     wait_for(lambda: moves(pool), 20, "an event of a move")
     moved = [decode_event(event.payload) for event in moves(pool)]
-    assert {each.from_node for each in moved if isinstance(each, BlockMoved)} == {NodeId("n1")}
+    assert {each.from_node for each in moved if isinstance(each, BlocksMoved)} == {NodeId("n1")}

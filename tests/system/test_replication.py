@@ -14,7 +14,7 @@ from kit.replicated_pool import TOKENS, ReplicatedPool
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockFilter
-from daemons.protocol.event import BlockMoved, ReadEvents
+from daemons.protocol.event import BlocksMoved, ReadEvents
 from daemons.protocol.messages import decode_event
 from daemons.protocol.name_hash import name_key
 from mcctl import Store
@@ -232,12 +232,12 @@ def test_blocks_move_where_they_are_told_to(pool: ReplicatedPool) -> None:
     words = ["cache", "move", hashes[0].hex(), "--node", "n0", "--to"]
     assert mcctl(pool, *words, "n2", "--wait") == 0
     wait_for(lambda: pool.where(hashes[:1]) == [{N2}], 20, "moved")
-    wanted = ReadEvents(topics=["blockmoved"])
+    wanted = ReadEvents(topics=["blocksmoved"])
     wait_for(lambda: pool.client.read_events(wanted).events, 20, "its event")
     (*_, past) = pool.client.read_events(wanted).events
     moved = decode_event(past.payload)
-    assert isinstance(moved, BlockMoved)
-    assert (moved.hash, moved.from_node, moved.node) == (hashes[0], "n0", "n2")
+    assert isinstance(moved, BlocksMoved)
+    assert (moved.hashes, moved.from_node, moved.node) == (hashes[:1], "n0", "n2")
     assert mcctl(pool, *words, "n0") == REJECTED
     assert pool.where(hashes[1:]) == [{N0}] * (len(hashes) - 1)
     assert pool.read(hashes) == len(hashes)
