@@ -13,6 +13,7 @@ import msgspec
 
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
+from daemons.protocol.segment import MAX_SEGMENT_NUMBER
 from daemons.service.paths import write_durably
 
 log = logging.getLogger(__name__)
@@ -22,15 +23,19 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class AddedSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`is_leaving`: its blocks are on their way out of it, also after a restart."""
+    """`is_leaving`: its blocks are on their way out of it, also after a restart. `mount`: where what it lies on was
+    mounted; elsewhere its memory is not taken.
+    """
 
     number: int
     directory: str
     size_bytes: int
     is_leaving: bool = False
+    mount: str = ""
 
     def __post_init__(self) -> None:
-        if self.number < 1 or self.size_bytes < 1 or not Path(self.directory).is_absolute():
+        is_number = 1 <= self.number <= MAX_SEGMENT_NUMBER
+        if not is_number or self.size_bytes < 1 or not Path(self.directory).is_absolute():
             raise ValueError(f"segment {self.number} in {self.directory!r} cannot be")
 
 

@@ -5,12 +5,10 @@ added and last when one is removed, so that whatever is killed in between the ne
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, assert_never
 
 from daemons.config.mc_cachenode import SegmentSection
@@ -18,6 +16,7 @@ from daemons.config.segment_cut import MIN_SLAB, SLOT_ALIGN
 from daemons.core.errors import Exhausted, McError, NotFound, Rejected, TransferError
 from daemons.core.ids import NodeId
 from daemons.core.units import format_size
+from daemons.mc_cachenode.segment_directory import check_room, mount_of
 from daemons.mc_cachenode.segment_leaving import Leaving, LeavingParts
 from daemons.mc_cachenode.segment_list import AddedSegment, SegmentList
 from daemons.mc_cachenode.storage import (
@@ -170,11 +169,14 @@ class Segments:
             raise Rejected("this node's first segment is in no directory; name a tmpfs by --path")
         size_bytes = message.size_bytes // SLOT_ALIGN * SLOT_ALIGN
         _check_size(size_bytes)
-        _check_room(directory, size_bytes)
+        mount = mount_of(directory)
+        check_room(directory, size_bytes)
         known = self._parts.known
         if len(known.segments) >= _MAX_SEGMENTS or known.next_number > MAX_SEGMENT_NUMBER:
             raise Exhausted(f"this node lends {len(known.segments)} further segments; remove some")
-        added = AddedSegment(number=known.next_number, directory=directory, size_bytes=size_bytes)
+        added = AddedSegment(
+            number=known.next_number, directory=directory, size_bytes=size_bytes, mount=mount
+        )
         known.add(added)
         kept = {each.number for each in known.segments}
         self._failed = {number: each for number, each in self._failed.items() if number in kept}
@@ -359,17 +361,4 @@ def _check_size(size_bytes: int) -> None:
         most = format_size(1 << SEGMENT_SPAN_BITS)
         raise Rejected(
             f"a segment of {format_size(size_bytes)}; it has {format_size(MIN_SLAB)} to {most}"
-        )
-
-
-def _check_room(directory: str, size_bytes: int) -> None:
-    path = Path(directory)
-    if not path.is_absolute() or not path.is_dir():
-        raise NotFound(f"{directory} is no directory of the node's host; name one on a tmpfs there")
-    room = os.statvfs(path)
-    free_bytes = room.f_bavail * room.f_frsize
-    if free_bytes < size_bytes:
-        raise Exhausted(
-            f"{directory} has {format_size(free_bytes)} free, the segment needs {format_size(size_bytes)}; ask for "
-            "less or make the tmpfs larger (mount -o remount,size=...)"
         )

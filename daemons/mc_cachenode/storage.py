@@ -16,11 +16,12 @@ from typing import Final
 from daemons.config.common import size_bytes
 from daemons.config.mc_cachenode import SegmentSection
 from daemons.config.segment_cut import SLOT_ALIGN
-from daemons.core.errors import McError, NotFound, TransferError
+from daemons.core.errors import McError, TransferError
 from daemons.core.ids import BlockHash, NodeId
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.places import DirectoryPlace, FdStorePlace, Place
 from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.mc_cachenode.segment_directory import check_there
 from daemons.mc_cachenode.segment_list import AddedSegment
 from daemons.service.fd_store import FdStore
 from daemons.store.index_format import (
@@ -149,9 +150,8 @@ def added_path(added: AddedSegment, node: NodeId) -> Path:
 
 
 def added_place(added: AddedSegment, node: NodeId) -> DirectoryPlace:
-    """Raises NotFound where its directory is gone, such as a tmpfs that is not mounted; ConfigError."""
-    if not Path(added.directory).is_dir():
-        raise NotFound(f"{added.directory} is no directory now; is it mounted?")
+    """Raises NotFound where its directory is gone, or its tmpfs is not mounted; ConfigError."""
+    check_there(added.directory, added.mount)
     return DirectoryPlace(added_path(added, node))
 
 
@@ -203,9 +203,9 @@ def _open_added(storage: Storage, added: AddedSegment, node: NodeId, on_lost: On
     try:
         place = added_place(added, node)
         segment = _reopen(place, added.size_bytes, added.number)
-    except McError as error:  # the others are there all the same
-        storage.failed[added.number] = error.message
-        log.error("segment not opened number=%d why=%s", added.number, error.message)  # noqa: TRY400 - no bug
+    except (McError, OSError) as error:  # the others are there all the same
+        storage.failed[added.number] = str(error)
+        log.error("segment not opened number=%d why=%s", added.number, error)  # noqa: TRY400 - no bug
         return
     if segment is None:
         return
