@@ -29,14 +29,13 @@ from daemons.core.units import MIB
 from daemons.protocol.base import Ok
 from daemons.protocol.block import (
     BadReplica,
-    Locate,
-    LocateReply,
     Put,
     PutBlock,
     PutReply,
     Stage,
     StageReply,
 )
+from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.name_hash import name_key
 from daemons.protocol.objects import NameToReserve, ReserveNames, ReserveNamesReply
 from daemons.protocol.replication import AwaitReplicas, AwaitReplicasReply
