@@ -14,12 +14,11 @@ import msgspec
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
 from daemons.protocol.segment import MAX_SEGMENT_NUMBER
-from daemons.service.paths import write_durably
+from daemons.service.paths import read_state, write_durably
 
 log = logging.getLogger(__name__)
 
 _FILE: Final = "segments.json"
-_MAX_BYTES: Final = 1 << 20
 
 
 class AddedSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,8 +98,7 @@ class SegmentList:
 
 def _read(path: Path) -> _Contents:
     try:
-        with path.open("rb") as file:
-            found = msgspec.json.decode(file.read(_MAX_BYTES), type=_Contents)
+        found = msgspec.json.decode(read_state(path), type=_Contents)
     except FileNotFoundError:
         return _Contents()
     except (OSError, ValueError) as error:

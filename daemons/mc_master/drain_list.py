@@ -1,14 +1,16 @@
 """Which nodes are being drained: admin state of this master, a small file that outlives it."""
 
-import json
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
-from daemons.service.paths import write_durably
+from daemons.service.paths import read_state, write_durably
 
 _FILE: Final = "draining.json"
+_decode = msgspec.json.Decoder(list[str]).decode
 
 
 class DrainList:
@@ -34,7 +36,7 @@ class DrainList:
         if nodes == self._nodes:
             return
         try:
-            write_durably(self._path, f"{json.dumps(sorted(nodes))}\n".encode())
+            write_durably(self._path, msgspec.json.encode(sorted(nodes)) + b"\n")
         except OSError as error:
             raise Exhausted(
                 f"{self._path}: cannot be written: {error.strerror}; nothing was changed"
@@ -44,15 +46,10 @@ class DrainList:
 
 def _read(path: Path) -> frozenset[NodeId]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return frozenset(NodeId(each) for each in _decode(read_state(path)))
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError) as error:
-        raise _wrong(path, str(error)) from None
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise _wrong(path, "it is no list of node ids")
-    return frozenset(NodeId(each) for each in found)
-
-
-def _wrong(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"{path}: not the list of draining nodes ({why}); correct or remove it")
+        raise ConfigError(
+            f"{path}: not the list of draining nodes ({error}); correct or remove it"
+        ) from None

@@ -4,9 +4,11 @@ from pathlib import Path
 
 from daemons.core.errors import ConfigError
 from daemons.core.ids import Incarnation
-from daemons.service.paths import write_durably
+from daemons.service.paths import read_state, write_durably
 
 _FILE = "incarnation"
+_MAX_DIGITS = 100
+"""Far more than any has, and no more than a message shows."""
 MAX_INCARNATION = 1 << 62
 """A master that met one steps down and comes back above it, which must still fit the wire."""
 
@@ -15,7 +17,7 @@ def next_incarnation(directory: Path) -> Incarnation:
     """Take the next one; on disk before it is returned. Raises ConfigError when it cannot be read or kept."""
     path = directory / _FILE
     try:
-        stored = int(path.read_text(encoding="ascii"))
+        stored = int(read_state(path)[:_MAX_DIGITS].decode("ascii"))
     except FileNotFoundError:
         stored = 0
     except (OSError, ValueError) as error:

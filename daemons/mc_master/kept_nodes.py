@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from daemons.core.ids import NodeId
+from daemons.service.paths import read_state
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class KeptNodes:
 
 def _read(path: Path) -> set[NodeId]:
     try:
-        return {NodeId(line) for line in path.read_text("utf-8").splitlines() if line}
+        return {NodeId(line) for line in read_state(path).decode("utf-8").splitlines() if line}
     except FileNotFoundError:
         return set()
     except (OSError, UnicodeDecodeError) as error:

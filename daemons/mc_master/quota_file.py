@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 
 from daemons.core.errors import ConfigError, Exhausted
-from daemons.service.paths import write_durably
+from daemons.service.paths import read_state, write_durably
 
 _FILE: Final = "pool_quotas.json"
 _decode = msgspec.json.Decoder(dict[str, Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]]).decode
@@ -42,7 +42,7 @@ class QuotaFile:
 
 def _read(path: Path) -> dict[str, int]:
     try:
-        return _decode(path.read_bytes())
+        return _decode(read_state(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -1,10 +1,15 @@
 """Where a daemon keeps its files: what systemd gives it, else the user's own directories."""
 
+import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from daemons.core.errors import ConfigError
+
+_MAX_STATE_BYTES: Final = 1 << 26
 
 
 def runtime_dir(configured: str = "") -> Path:
@@ -42,5 +47,19 @@ def write_durably(path: Path, data: bytes) -> None:
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_state(path: Path) -> bytes:
+    """A small file that `write_durably` left. Raises OSError, for what is none as well; never waits for what it is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        if status.st_size > _MAX_STATE_BYTES:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes", str(path))
+        return os.read(descriptor, status.st_size)
     finally:
         os.close(descriptor)

@@ -21,7 +21,7 @@ def test_it_is_kept_on_disk(tmp_path: Path) -> None:
     assert DrainList(tmp_path).nodes == {"a"}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", "no json"])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "no json", "[" * 200_000, "\0" * 4096])
 def test_a_file_that_is_no_list_of_nodes_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "draining.json").write_text(text)
     with pytest.raises(ConfigError, match=r"draining\.json: not the list of draining nodes"):

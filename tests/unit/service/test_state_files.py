@@ -1,0 +1,70 @@
+"""Whatever lies where a daemon keeps a small file, the daemon says so at once; it neither waits for it nor reads on."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daemons.core.errors import ConfigError
+from daemons.core.ids import NodeId
+from daemons.mc_cachenode.segment_list import SegmentList
+from daemons.mc_master.drain_list import DrainList
+from daemons.mc_master.incarnation import next_incarnation
+from daemons.mc_master.kept_nodes import KeptNodes
+from daemons.mc_master.quota_file import QuotaFile
+from daemons.service.paths import read_state, write_durably
+
+pytestmark = pytest.mark.timeout(60)
+
+def make_huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+PUT_THERE: list[Callable[[Path], object]] = [
+    lambda path: path.mkdir(),
+    os.mkfifo,
+    lambda path: path.symlink_to("/dev/zero"),
+    lambda path: path.symlink_to(path),
+    make_huge,
+    lambda path: path.write_bytes(b"[" * 200_000),
+    lambda path: path.write_bytes(b"9" * 5000),
+]
+
+
+@pytest.mark.parametrize("put_there", PUT_THERE)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("draining.json", DrainList),
+        ("pool_quotas.json", QuotaFile),
+        ("incarnation", next_incarnation),
+    ],
+)
+def test_a_master_is_not_started_on_what_is_no_state_of_it(
+    tmp_path: Path, name: str, read: Callable[[Path], object], put_there: Callable[[Path], object]
+) -> None:
+    put_there(tmp_path / name)
+    with pytest.raises(ConfigError, match=name) as caught:
+        read(tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("put_there", PUT_THERE[:5])
+def test_what_a_daemon_can_do_without_is_empty(
+    tmp_path: Path, put_there: Callable[[Path], object]
+) -> None:
+    put_there(tmp_path / "cachenodes")
+    assert list(KeptNodes(tmp_path / "cachenodes")) == []
+    put_there(tmp_path / "segments.json")
+    assert list(SegmentList(tmp_path, NodeId("node-a")).segments) == []
+    assert not (tmp_path / "segments.json").is_dir()
+
+
+def test_what_was_written_is_read_and_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
+    for data in (b"", b"x", b"y" * 5_000_000):
+        write_durably(tmp_path / "file", data)
+        assert read_state(tmp_path / "file") == data
+    with pytest.raises(FileNotFoundError):
+        read_state(tmp_path / "none")
