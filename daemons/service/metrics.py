@@ -1,13 +1,15 @@
 """/metrics of a daemon: a Prometheus registry of its own, served by a small thread."""
 
+import threading
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Gauge, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, Metric
 from prometheus_client.registry import Collector
 
 from daemons.config.forms import is_host_port
 from daemons.core.errors import ConfigError
 from daemons.rpc import Server
+from daemons.service.metrics_http import MetricsHttp
 
 
 class _Shown(Collector):
@@ -31,20 +33,22 @@ class MetricsServer:
         self._shown = _Shown(registry)
         served = CollectorRegistry()
         served.register(self._shown)
-        self._server = None
+        self._server: MetricsHttp | None = None
         if not listen:
             return
         if not is_host_port(listen):
             raise ConfigError(f"`node.metrics`: {listen!r} is not host:port; empty turns it off")
         host, _, port = listen.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(
-                int(port), addr=host.strip("[]"), registry=served
-            )
+            self._server = MetricsHttp(host.strip("[]"), int(port), served)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {listen}: {error.strerror}; choose another `node.metrics`"
             ) from None
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="mc-metrics", daemon=True
+        )
+        self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
 
     def show(self, registry: CollectorRegistry) -> None:

@@ -17,6 +17,7 @@ from daemons.service.paths import read_state, write_durably
 
 pytestmark = pytest.mark.timeout(60)
 
+
 def make_huge(path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 40)
