@@ -103,16 +103,9 @@ def plan_cluster(
             if role != "gateway":
                 tables["node"] |= {"metrics": f"127.0.0.1:{next(ports)}"}
             if role == "master":
-                tables["node"] |= {
-                    "listen": master,
-                    "events": events,
-                    "state_dir": str(directory / "state"),
-                }
-                tables["pool"] = {"replicas": options.replicas}
-                tables["conductor"] = {
-                    "ttft_slo_s": options.ttft_slo_s,
-                    "tbt_slo_s": options.tbt_slo_s,
-                }
+                tables["node"] |= {"listen": master, "events": events}
+                tables["node"]["state_dir"] = str(directory / "state")
+                tables |= _policy_tables(options)
             else:
                 tables["master"] = {"endpoint": master}
             if role in ("cachenode", "prefill", "decode"):
@@ -138,6 +131,14 @@ def plan_cluster(
     add("decode", options.num_decode)
     add("gateway", 1)
     return ClusterPlan(master, events, f"http://127.0.0.1:{http_port}", tuple(daemons), scratch)
+
+
+def _policy_tables(options: ClusterOptions) -> Tables:
+    """Of the master: how many replicas, and which objectives."""
+    return {
+        "pool": {"replicas": options.replicas},
+        "conductor": {"ttft_slo_s": options.ttft_slo_s, "tbt_slo_s": options.tbt_slo_s},
+    }
 
 
 def _instance_tables(options: ClusterOptions) -> Tables:

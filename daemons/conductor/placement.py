@@ -60,14 +60,6 @@ class Placement:
     helpers: tuple[NodeId, ...] = ()
     """Further prefill instances that share the prompt; each is busy for as long."""
 
-    @property
-    def prefill_options(self) -> tuple[Option, ...]:
-        return self.explain()[0]
-
-    @property
-    def decode_options(self) -> tuple[Option, ...]:
-        return self.explain()[1]
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

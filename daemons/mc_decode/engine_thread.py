@@ -30,7 +30,6 @@ class EngineThread:
 
     def __init__(self, instance: Instance, max_batch: int, callbacks: Callbacks) -> None:
         self._instance = instance
-        self._max_batch = max_batch
         self._callbacks = callbacks
         self._joining: list[Request] = []
         self._leaving: list[Request] = []

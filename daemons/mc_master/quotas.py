@@ -1,6 +1,6 @@
 """Pool quotas: a tenant above its own loses its coldest blocks; where none may go, nodes refuse what it puts.
 
-Counted anew twice a second, and, as reports come in, added up in between: what a tenant is over for a moment is what
+Counted anew each beat interval, and added up in between as reports come in: what a tenant is over for a moment is what
 it puts in a twentieth of a second. Costs nothing while nobody has a quota.
 """
 

@@ -4,14 +4,13 @@ tenant may hold in the pool is the master's.
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from daemons.client.cluster import ClusterClient
 from daemons.config.forms import complaint
 from daemons.config.key_files import locked, write_whole
 from daemons.config.tenants import (
@@ -25,22 +24,18 @@ from daemons.config.tenants import (
     read_tenants,
     tenants_text,
 )
-from daemons.config.usage import UsageLine, day_of, read_usage, usage_file
-from daemons.core.errors import ConfigError, Conflict, McError, NotFound
-from daemons.core.units import format_size, parse_size
+from daemons.core.errors import ConfigError, Conflict, NotFound
 from daemons.protocol.tenant import PoolUsage
-from mcctl import paths, render
+from mcctl import paths, render, tenant_pool
 from mcctl.commands import confirm, new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
-from mcctl.settings import Settings, settings_of
+from mcctl.settings import settings_of
+from mcctl.tenant_usage import TenantUsage, usage_directories, used
 
 app = new_app()
 
-_DAY_S: Final = 86_400
 _LIMIT: Final = "0 for no limit."
-_POOL_WAIT_S: Final = 0.5
-_STATE: Final = Path("/var/lib/mooncake")
 
 
 class ListedTenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,18 +50,6 @@ class ListedTenant(msgspec.Struct, frozen=True, kw_only=True):
     revoked_keys: list[str]
     pool: PoolUsage | None = None
     """None where no master answers."""
-
-
-class TenantUsage(msgspec.Struct, kw_only=True):
-    """A row of `tenant usage`; fields are only ever added."""
-
-    tenant: str
-    model: str
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +116,7 @@ def list_tenants(context: typer.Context, file: File = None) -> None:
     """
     path = _where(file)
     tenants = read_tenants(path) if path.exists() else TenantFile()
-    _show(context, tenants, pool=_pool(settings_of(context)))
+    _show(context, tenants, pool=tenant_pool.by_tenant(settings_of(context)))
 
 
 @app.command()
@@ -164,7 +147,7 @@ def quota(
     Example: mcctl tenant quota acme --pool-bytes 4GiB
     """
     if pool_bytes is not None:
-        _set_pool_quota(settings_of(context), name, pool_bytes)
+        tenant_pool.set_quota(settings_of(context), name, pool_bytes)
     given = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
@@ -172,9 +155,8 @@ def quota(
         "max_requests": max_requests,
     }
     changes = {limit: value for limit, value in given.items() if value is not None}
-
     if pool_bytes is not None and not changes:
-        _show_pool(context, name)
+        tenant_pool.show(settings_of(context), name)
         return
 
     def put(tenants: TenantFile) -> TenantFile:
@@ -251,20 +233,9 @@ def usage(
     \b
     Example: mcctl tenant usage acme --days 30
     """
-    rows: dict[tuple[str, str], TenantUsage] = {}
-    for line in _lines(directories or _usage_dirs(_where(file)), days):
-        if name in (None, line.tenant):
-            row = rows.setdefault(
-                (line.tenant, line.model), TenantUsage(tenant=line.tenant, model=line.model)
-            )
-            row.requests += 1
-            row.prompt_tokens += line.prompt_tokens
-            row.cached_tokens += line.cached_tokens
-            row.completion_tokens += line.completion_tokens
-            row.cost += line.cost
-    found = [rows[which] for which in sorted(rows)]
+    found = used(directories or usage_directories(_where(file)), days, name)
     settings = settings_of(context)
-    pool = _pool(settings)
+    pool = tenant_pool.by_tenant(settings)
     held = [each for each in pool.values() if name in (None, each.tenant)]
     columns = [
         Column("tenant", lambda r: r.tenant),
@@ -274,7 +245,12 @@ def usage(
         Column("cached", lambda r: str(r.cached_tokens), is_number=True),
         Column("completion", lambda r: str(r.completion_tokens), is_number=True),
         Column("cost", lambda r: f"{r.cost:.6f}", is_number=True),
-        Column("in the pool", lambda r: _pool_text(pool.get(r.tenant)), is_number=True, extra=2),
+        Column(
+            "in the pool",
+            lambda r: tenant_pool.text_of(pool.get(r.tenant)),
+            is_number=True,
+            extra=2,
+        ),
     ]
     result = {"days": days, "usage": found, "pool": held}
     render.emit(settings.output, result, columns, found)
@@ -356,58 +332,8 @@ def _without(tenants: TenantFile, name: str, beginning: str) -> TenantFile:
     return msgspec.structs.replace(tenants, key=ended)
 
 
-def _usage_dirs(file: Path) -> list[Path]:
-    return [file.parent, *sorted(_STATE.glob("mc-gateway-*"))]
-
-
-def _lines(directories: Iterable[Path], days: int) -> Iterable[UsageLine]:
-    now_s = time.time()
-    for directory in directories:
-        for back in range(days):
-            yield from read_usage(usage_file(directory, day_of(now_s - back * _DAY_S)))
-
-
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _pool(settings: Settings) -> dict[str, PoolUsage]:
-    """By tenant; empty where no master answers at once: what files say is shown all the same."""
-    wait_s = min(_POOL_WAIT_S, settings.wait_s)
-    try:
-        with ClusterClient(settings.master, wait_s, settings.key_file) as client:
-            return {each.tenant: each for each in client.pool_usage()}
-    except McError:
-        return {}
-
-
-def _set_pool_quota(settings: Settings, name: str, pool_bytes: str) -> None:
-    """Raises ConfigError for what is no size, Unavailable."""
-    num_bytes = parse_size(pool_bytes)
-    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        client.set_pool_quota(name, num_bytes)
-
-
-def _show_pool(context: typer.Context, name: str) -> None:
-    """For a tenant that need not be in a file here: the master knows it by its blocks."""
-    settings = settings_of(context)
-    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        rows = [each for each in client.pool_usage() if each.tenant == name]
-    columns = [
-        Column("tenant", lambda p: p.tenant),
-        Column("in the pool", _pool_text, is_number=True),
-        Column("leased", lambda p: format_size(p.leased_bytes), is_number=True),
-        Column("pinned", lambda p: format_size(p.pinned_bytes), is_number=True),
-    ]
-    render.emit(settings.output, {"pool": rows}, columns, rows)
-
-
-def _pool_text(usage: PoolUsage | None) -> str:
-    if usage is None:
-        return "-"
-    used = format_size(usage.used_bytes)
-    text = f"{used} of {format_size(usage.quota_bytes)}" if usage.quota_bytes else used
-    return f"{text}, puts refused" if usage.is_refused else text
 
 
 def _show(
@@ -427,7 +353,7 @@ def _show(
         Column("tokens/min", lambda t: _limit(t.tokens_per_minute), is_number=True),
         Column("tokens/day", lambda t: _limit(t.tokens_per_day), is_number=True),
         Column("at once", lambda t: _limit(t.max_requests), is_number=True),
-        Column("in the pool", lambda t: _pool_text(t.pool), is_number=True, extra=1),
+        Column("in the pool", lambda t: tenant_pool.text_of(t.pool), is_number=True, extra=1),
         Column("keys", lambda t: " ".join(t.keys) or "none"),
     ]
     render.emit(settings_of(context).output, {"tenants": rows}, columns, rows)

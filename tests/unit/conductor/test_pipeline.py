@@ -128,13 +128,13 @@ def test_all_of_a_group_are_busy_until_it_ends_and_free_when_it_is_cancelled() -
     made.account(first, ask("a", 100_000), now_s=0)
     second = made.place(ask("b", 4_000), now_s=0)
     assert second.prefill.node == "p3", "the one that is in no group"
-    queues = {option.node: option.queue_s for option in second.prefill_options}
+    queues = {option.node: option.queue_s for option in second.explain()[0]}
     assert [queues[NodeId(node)] for node in ("p0", "p1", "p2")] == [
         pytest.approx(first.prefill_work_s)
     ] * 3
     made.finish(RequestId("a"), now_s=0.0)
     third = made.place(ask("c", 4_000), now_s=0)
-    assert {option.queue_s for option in third.prefill_options} == {0.0}
+    assert {option.queue_s for option in third.explain()[0]} == {0.0}
 
 
 def test_a_group_is_void_when_one_of_it_dies() -> None:

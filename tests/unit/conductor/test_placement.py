@@ -164,18 +164,18 @@ def test_plans_are_those_of_the_plain_formula_repeatable_and_use_only_who_may_se
         healthy = [i for i in seen if i.state == "alive" and i.node not in asked.exclude]
         pairs = {(i.role, i.namespace) for i in healthy if i.model == "m"}
         assert not any(("prefill", ns) in pairs and ("decode", ns) in pairs for _, ns in pairs)
-    assert {option.node for option in plan.prefill_options} >= {plan.prefill.node}
+    assert {option.node for option in plan.explain()[0]} >= {plan.prefill.node}
     assert plan.predicted_ttft_s > 0
 
 
 def test_the_best_of_many_are_explained_and_the_chosen_one_always() -> None:
     many = view(*(prefill(f"p{i:02}", queue_s=0.1 * i) for i in range(40)), decode("d"))
     plan = place(many, request(), Tuning())
-    assert [o.node for o in plan.prefill_options] == [f"p{i:02}" for i in range(MAX_OPTIONS)]
+    assert [o.node for o in plan.explain()[0]] == [f"p{i:02}" for i in range(MAX_OPTIONS)]
     for draw in range(20):
         plan = place(many, request(), Tuning(policy="random", seed=draw))
-        assert len(plan.prefill_options) == MAX_OPTIONS
-        assert plan.prefill.node in {option.node for option in plan.prefill_options}
+        assert len(plan.explain()[0]) == MAX_OPTIONS
+        assert plan.prefill.node in {option.node for option in plan.explain()[0]}
 
 
 def test_who_will_have_ended_is_not_in_the_way() -> None:
@@ -197,7 +197,7 @@ def test_time_picks_the_shortest_total_of_queue_load_and_prefill() -> None:
     idle = prefill("idle")
     plan = place(view(busy, idle, decode("d")), request(), Tuning())
     assert plan.prefill.node == "idle"
-    terms = {option.node: option.total_s for option in plan.prefill_options}
+    terms = {option.node: option.total_s for option in plan.explain()[0]}
     assert terms["busy"] == pytest.approx(terms["idle"] + 1.0)
 
 
