@@ -4,6 +4,7 @@ Hot at once, when its uses of the running window say so; cool at the end of a wi
 a block near the limit is not copied and dropped again and again.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -36,11 +37,11 @@ class Heat:
 
 
 class HotBlocks:
-    """O(blocks) for each request. Bounded by MAX_COUNTED."""
+    """O(blocks) for each request, and no Python for each where none of them is hot. Bounded by MAX_COUNTED."""
 
     def __init__(self, rules: HotRules) -> None:
         self.rules = rules
-        self._uses: dict[BlockHash, int] = {}
+        self._uses: Counter[BlockHash] = Counter()
         self._replicas: dict[BlockHash, int] = {}
         self._ends_s: float | None = None
 
@@ -53,14 +54,17 @@ class HotBlocks:
         limit = self.rules.uses
         if not limit or not hashes:
             return []
-        uses, is_full = self._uses, len(self._uses) >= MAX_COUNTED
-        for block_hash in hashes:
-            if not is_full or block_hash in uses:
-                uses[block_hash] = uses.get(block_hash, 0) + 1
+        uses = self._uses
+        if len(uses) >= MAX_COUNTED:
+            hashes = [block_hash for block_hash in hashes if block_hash in uses]
+        uses.update(hashes)
+        counts = list(map(uses.__getitem__, hashes))
+        if max(counts, default=0) < limit:  # of nearly all requests
+            return []
         return [
             Heat(block_hash, wanted)
-            for block_hash in hashes
-            if uses.get(block_hash, 0) >= limit and (wanted := self._rise(block_hash))
+            for block_hash, count in zip(hashes, counts, strict=True)
+            if count >= limit and (wanted := self._rise(block_hash, count))
         ]
 
     def roll(self, *, now_s: float) -> list[Heat]:
@@ -69,7 +73,7 @@ class HotBlocks:
             self._ends_s = now_s + self.rules.window_s
         if now_s < self._ends_s:
             return []
-        uses, self._uses = self._uses, {}
+        uses, self._uses = self._uses, Counter()
         self._ends_s = now_s + self.rules.window_s
         return self._cool(uses)
 
@@ -78,15 +82,15 @@ class HotBlocks:
         for block_hash in hashes:
             self._replicas.pop(block_hash, None)
 
-    def _rise(self, block_hash: BlockHash) -> int:
-        """Its new number of replicas; 0 where it has that already."""
-        wanted = self.rules.replicas_for(self._uses[block_hash])
+    def _rise(self, block_hash: BlockHash, count: int) -> int:
+        """Its new number of replicas after so many uses; 0 where it has that already."""
+        wanted = self.rules.replicas_for(count)
         if wanted <= self._replicas.get(block_hash, 1):
             return 0
         self._replicas[block_hash] = wanted
         return wanted
 
-    def _cool(self, uses: dict[BlockHash, int]) -> list[Heat]:
+    def _cool(self, uses: Counter[BlockHash]) -> list[Heat]:
         rules, cooled = self.rules, []
         for block_hash, before in list(self._replicas.items()):
             # So many uses would have kept all of them.

@@ -171,6 +171,10 @@ class CopyBudget:
         """Copies of this block that are under way."""
         return self._num_by_hash.get(block_hash, 0)
 
+    def among(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Those of these that are being copied."""
+        return list(filter(self._num_by_hash.__contains__, hashes)) if self._num_by_hash else []
+
     def targets_of(self, block_hash: BlockHash, among: Collection[NodeId]) -> set[NodeId]:
         """Those of these nodes that are copying the block now."""
         if block_hash not in self._num_by_hash:

@@ -145,7 +145,9 @@ class RequestLog:
             reversed(self._rejected.values()),
             key=lambda request: -request.planned_s,
         )
-        return [request.listed(now_s=now_s) for request in islice(newest, max(0, limit))]
+        return [
+            request.listed(now_s=now_s) for request in islice(newest, min(max(0, limit), len(self)))
+        ]
 
     def _keep(self, among: OrderedDict[RequestId, LoggedRequest], request: LoggedRequest) -> None:
         among.pop(request.request_id, None)

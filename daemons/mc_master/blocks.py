@@ -214,7 +214,7 @@ class BlockHandlers:
         self._removed(place, bad, "bad")
         unwanted = self._clearing.cleared_since(report.node, report.sealed)
         wanted = report.sealed.without(unwanted | self._names.refused(report))
-        sealed = directory.record_sealed(report.node, wanted, now_s=state.now_s(), tier=report.tier)
+        sealed = directory.record_sealed(report.node, wanted, now_s=state.use_s(), tier=report.tier)
         self.on_sealed(report.node, wanted)
         self._names.on_recorded(sealed)
         state.num_stored += len(sealed)
@@ -329,7 +329,7 @@ class BlockHandlers:
     # -- lookups -------------------------------------------------------------------------------------------------
 
     def _match(self, message: Match) -> MatchReply:
-        directory, now_s = self._state.directory, self._state.now_s()
+        directory, now_s = self._state.directory, self._state.use_s()
         taken = directory.match(
             message.hashes,
             now_s=now_s,
@@ -354,7 +354,7 @@ class BlockHandlers:
             hashes = [each if namespace_of(each) in own else _NOBODYS for each in hashes]
         found = self._state.directory.locate(
             hashes,
-            now_s=self._state.now_s(),
+            now_s=self._state.use_s(),
             lease_s=_lease_s(message.lease_ms),
         )
         if message.lease_ms > 0:

@@ -158,9 +158,10 @@ class Copies:
         if member is not None and hashes:
             self._state.out.notify(member, FreeBlocks(hashes=hashes, is_deletion=True))
 
-    def sealed(self, block_hash: BlockHash, node: NodeId) -> None:
-        if self.budget.end(block_hash, node) and self._resting:
-            self._resting.pop(block_hash, None)
+    def sealed(self, hashes: Sequence[BlockHash], node: NodeId) -> None:
+        for block_hash in self.budget.among(hashes):
+            if self.budget.end(block_hash, node):
+                self._resting.pop(block_hash, None)
 
     def failed(self, message: CopyFailed) -> list[BlockHash]:
         """Those of them that were ordered; others are asked for a moment, and the block has a rest."""

@@ -219,7 +219,7 @@ class ObjectHandlers:
         states = self._states(message.namespace, message.names, rows)
         lease_s = min(max(0.0, message.lease_ms / 1000), MAX_LEASE_S)
         hashes = [blocks.hash_of(row) for row in rows if row != NO_ROW]
-        located = state.directory.locate(hashes, now_s=state.now_s(), lease_s=lease_s)
+        located = state.directory.locate(hashes, now_s=state.use_s(), lease_s=lease_s)
         of_known = iter(located.unpack())
         replicas: list[list[BlockLocation]] = [
             [] if row == NO_ROW else next(of_known) for row in rows

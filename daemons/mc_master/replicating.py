@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from daemons.conductor.membership import Member
 from daemons.conductor.replication import (
     FULL_FOR_REPAIR,
@@ -24,6 +26,7 @@ from daemons.mc_master.moving import Moving
 from daemons.mc_master.state import MasterState
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.replication import CopyFailed
+from daemons.store.columns import NO_ROW
 from daemons.store.replica_counts import CountPass, CountRules, ReplicaCounts, count_replicas
 
 log = logging.getLogger(__name__)
@@ -70,15 +73,20 @@ class Replicating:
 
     def on_sealed(self, node: NodeId, sealed: SealedBlocks) -> None:
         """Reported just now, perhaps not for the first time."""
-        default = self._state.config.pool.replicas
-        if not self.is_in_use and not len(self.copies.budget):
+        default, blocks = self._state.config.pool.replicas, self._state.directory.blocks
+        # Hot blocks are asked for when they become so, not when they are reported.
+        is_more_wanted = default > 1 or blocks.num_wanted > 0
+        if not is_more_wanted and not len(self.copies.budget):
             return
-        ages_ms = sealed.columns()["age_ms"].tolist()
-        for block_hash, age_ms in zip(sealed.hashes(), ages_ms, strict=True):
-            self.copies.sealed(block_hash, node)
-            wanted = self._state.directory.wanted_of(block_hash) or default
-            if wanted > 1 and age_ms < _SETTLE_S * 1000:
-                self.ask(block_hash)
+        hashes = sealed.hashes()
+        self.copies.sealed(hashes, node)
+        if is_more_wanted:
+            rows = blocks.find_all(hashes)
+            own = np.where(rows == NO_ROW, 0, blocks.wanted.values[rows])
+            is_short = np.where(own > 0, own, default) > 1
+            is_short &= sealed.columns()["age_ms"] < _SETTLE_S * 1000
+            for index in np.flatnonzero(is_short).tolist():
+                self.ask(hashes[index])
 
     def ask(self, block_hash: BlockHash, prefer: tuple[NodeId, ...] = ()) -> None:
         """Make what copies it lacks, as soon as nodes can take them."""

@@ -89,7 +89,7 @@ class RequestHandlers:
         taken = state.directory.take(
             rows,
             len(message.hashes),
-            now_s=began_s,
+            now_s=state.use_s(),
             lease_s=state.config.pool.lease_s,
             near=placement.prefill.host_id,
         )

@@ -1,8 +1,10 @@
 """What the handlers share: the tables, the clock, and the three ways out (events, notices, the end of this master)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from daemons.conductor.conductor import Conductor
 from daemons.conductor.early_rejection import Objectives
@@ -19,6 +21,9 @@ from daemons.protocol.base import Message
 from daemons.protocol.node import NodeDescription
 from daemons.rpc import Loop
 from daemons.store.directory import Directory
+
+_USES_PER_S: Final = 100
+"""Times that are told apart when blocks are used."""
 
 
 @dataclass(slots=True)
@@ -60,6 +65,14 @@ class MasterState:
 
     def now_s(self) -> float:
         return self.loop.clock()
+
+    def use_s(self) -> float:
+        """Now, rounded up to the next step: the time of a use, for the directory.
+
+        A use is one of all blocks before it, too, and who goes up a prefix ends where another in the same step was:
+        parts of one prefix that are asked for or reported one after the other do not all walk up to its beginning.
+        """
+        return math.ceil(self.now_s() * _USES_PER_S) / _USES_PER_S
 
 
 def tuning_of(config: MasterConfig) -> Tuning:

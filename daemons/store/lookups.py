@@ -144,13 +144,8 @@ class Lookups:
         self, hashes: Sequence[BlockHash], now_s: float, near: HostId | None
     ) -> tuple[Rows, Rows]:
         """Rows of the longest prefix, and the best replica of each."""
-        find, found = self._tables.blocks.row_by_hash.get, []
-        for block_hash in hashes:
-            row = find(block_hash)
-            if row is None:
-                break
-            found.append(row)
-        rows = np.array(found, np.intp)
+        found = map(self._tables.blocks.row_by_hash.get, hashes)
+        rows = np.array(list(iter(found.__next__, None)), np.intp)
         replicas = self._best(rows, now_s, near)
         gaps = replicas == NO_ROW
         if np.count_nonzero(gaps):

@@ -22,6 +22,7 @@ STEP_ROWS: Final = 32_768
 
 _NONE: Final = -1
 _WORD_BITS: Final = 64
+_BYTE_BITS: Final = 8
 _ONES: Final = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
 
@@ -74,6 +75,7 @@ class CountPass:
         self._num_blocks = len(directory.blocks.kind)
         self._num_rows = len(directory.replicas.slot)
         self._domain, self._is_live = _domain_by_slot(directory, rules)
+        self._num_bytes = 1 + int(self._domain.max()) // _BYTE_BITS
         shape = (1 + int(self._domain.max()) // _WORD_BITS, self._num_blocks)
         self._known = np.zeros(shape, np.uint64)
         """For each block the domains that have it, or may have it again soon; a bit each."""
@@ -125,8 +127,8 @@ class CountPass:
         hot = self._directory.blocks.hot.values[part]
         asked = np.maximum(np.where(own > 0, own, rules.default), hot)
         wanted = np.minimum(asked, max(1, rules.num_domains))
-        short = self._can_read[part] & (_num_bits(self._known[:, part]) < wanted)
-        surplus = (asked > 1) & (_num_bits(self._there[:, part]) > asked)
+        short = self._can_read[part] & (_num_bits(self._known[:, part], self._num_bytes) < wanted)
+        surplus = (asked > 1) & (_num_bits(self._there[:, part], self._num_bytes) > asked)
         is_draining = np.zeros(len(own), bool)
         for node, bytes_on in self._bytes_on.items():
             held = bytes_on[part]
@@ -146,15 +148,12 @@ class CountPass:
             into += self._directory.blocks.hashes_of(np.flatnonzero(chosen)[:room] + start)
 
 
-def _num_bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Of each column."""
+def _num_bits(words: NDArray[np.uint64], num_bytes: int) -> NDArray[np.int64]:
+    """Of each column, in its first so many bytes."""
     count = np.zeros(words.shape[1], np.int64)
-    for word in words:
-        count += (
-            _ONES[np.ascontiguousarray(word).view(np.uint8)]
-            .reshape(-1, 8)
-            .sum(axis=1, dtype=np.int64)
-        )
+    for at in range(num_bytes):
+        word, shift = divmod(at * _BYTE_BITS, _WORD_BITS)
+        count += _ONES.take((words[word] >> np.uint64(shift)).astype(np.uint8))
     return count
 
 

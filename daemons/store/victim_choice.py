@@ -106,6 +106,8 @@ class VictimChoice:
     def _is_surplus(self, blocks: Rows, now_s: float) -> NDArray[np.bool_] | None:
         """Blocks with more replicas in DRAM than they should, unused for a while: no prefix is cut without this one."""
         tables, replicas = self._tables, self._tables.replicas
+        if replicas.num_rows == len(tables.blocks):
+            return None
         is_counted = np.zeros(len(tables.slots) + 1, bool)
         for number, slot in tables.slots:
             is_counted[number] = not slot.is_dropped and slot.tier == "dram"

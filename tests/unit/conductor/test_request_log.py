@@ -31,6 +31,7 @@ def test_log_keeps_the_newest_and_lists_them_first() -> None:
     assert [request.request_id for request in log.newest(2, now_s=1)] == ["e", "d"]
     assert len(log) == 3
     assert log.newest(-1, now_s=1) == []
+    assert len(log.newest((1 << 64) - 1, now_s=1)) == len(log)
     assert log.finish(RequestDone(request_id=RequestId("a"), node=NodeId("d"), ok=True)) is None
 
 
