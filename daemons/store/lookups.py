@@ -154,8 +154,11 @@ class Lookups:
         return rows, replicas
 
     def _best(self, rows: Rows, now_s: float, near: HostId | None) -> Rows:
-        heads = self._tables.blocks.head.values[rows].astype(np.intp)
-        return self._tables.replicas.best(heads, now_s, near, self._turn)
+        tables = self._tables
+        heads = tables.blocks.head.values[rows].astype(np.intp)
+        if not tables.has_spares and tables.replicas.is_all_readable(now_s=now_s):
+            return heads
+        return tables.replicas.best(heads, now_s, near, self._turn)
 
     def _take(
         self, rows: Rows, replicas: Rows, num_asked: int, *, now_s: float, lease_s: float
@@ -189,6 +192,8 @@ class Lookups:
         table = self._tables.replicas
         if not np.count_nonzero(rows == NO_ROW):
             heads = self._tables.blocks.head.values[rows].astype(np.intp)
+            if not self._tables.has_spares and table.is_all_readable(now_s=now_s):
+                return heads, np.ones(len(heads), np.intp)
             if not np.count_nonzero(table.next.values[heads] != NO_ROW):
                 is_read = table.ranks(heads, now_s) > UNREADABLE
                 return heads[is_read], is_read.astype(np.intp)

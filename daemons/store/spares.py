@@ -17,6 +17,8 @@ def spares_of(directory: Directory, taken: Taken, *, now_s: float) -> Spares | N
 
     Only looks.
     """
+    if not directory.tables.has_spares:
+        return None
     table = directory.replicas
     heads = directory.blocks.head.values[taken.rows]
     with_more = np.flatnonzero(table.next.values[heads] != NO_ROW)

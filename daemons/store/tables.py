@@ -36,6 +36,11 @@ class Tables:
     def __post_init__(self) -> None:
         self.replicas = ReplicaTable(self.slots)
 
+    @property
+    def has_spares(self) -> bool:
+        """False where no block has more than one replica, so that nobody needs to look for others."""
+        return self.replicas.num_rows > len(self.blocks)
+
     def number_of(self, node: NodeId, tier: Tier) -> int:
         """Raises NotFound."""
         number = self.slots.by_place.get((node, tier))

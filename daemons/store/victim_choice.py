@@ -16,8 +16,8 @@ from daemons.store.victim_queue import VictimQueue
 SURPLUS_IDLE_S = 60.0
 """Hot blocks may have more replicas than they should."""
 
-SPARE_SHARE = 10
-"""Of what a slot holds so much (1/10) is chosen beyond what must go now, for the next reports."""
+SPARE_SHARE = 5
+"""Of what a slot holds so much (1/5) is chosen beyond what must go now, for the next reports."""
 
 
 class VictimChoice:
@@ -106,7 +106,7 @@ class VictimChoice:
     def _is_surplus(self, blocks: Rows, now_s: float) -> NDArray[np.bool_] | None:
         """Blocks with more replicas in DRAM than they should, unused for a while: no prefix is cut without this one."""
         tables, replicas = self._tables, self._tables.replicas
-        if replicas.num_rows == len(tables.blocks):
+        if not tables.has_spares:
             return None
         is_counted = np.zeros(len(tables.slots) + 1, bool)
         for number, slot in tables.slots:
