@@ -49,12 +49,16 @@ class ReplicatedPool:
             "pool.spread_cold=false",
             *settings,
         )
-        self.endpoint = self.master.find(r"at=(tcp://\S+)")
         self.nodes: dict[str, Daemon] = {}
-        for number in range(num_nodes):
-            self.add_node(f"n{number}")
-        for node in self.nodes.values():
-            node.find(r"(joined) master")
+        try:
+            self.endpoint = self.master.find(r"at=(tcp://\S+)")
+            for number in range(num_nodes):
+                self.add_node(f"n{number}")
+            for node in self.nodes.values():
+                node.find(r"(joined) master")
+        except BaseException:
+            self._stop()
+            raise
         self.client = ClusterClient(self.endpoint)
         self.engine = TransferEngine(
             epoch=new_epoch(), unix_dir=directory / "reader", transports=transports
@@ -147,6 +151,9 @@ class ReplicatedPool:
     def close(self) -> None:
         self.engine.close()
         self.client.close()
+        self._stop()
+
+    def _stop(self) -> None:
         for daemon in (*self.nodes.values(), self.master):
             daemon.stop()
 

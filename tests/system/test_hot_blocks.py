@@ -11,7 +11,7 @@ from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.event import BlocksMoved, PastEvent, ReadEvents
 from daemons.protocol.messages import decode_event
 
-USES = 5
+USES = 3
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def pool() -> Iterator[ReplicatedPool]:
             directory,
             3,
             f"pool.hot_uses={USES}",
-            "pool.hot_window_s=2",
+            "pool.hot_window_s=1",
             "pool.spread_cold=true",
             "pool.lease_s=0.3",
         )
@@ -40,14 +40,16 @@ def used_share(pool: ReplicatedPool, name: str) -> float:
     return listed.used_bytes / listed.capacity_bytes
 
 
-def wait_for_reads(pool: ReplicatedPool, hashes: list[BlockHash], count: int) -> None:
-    """Read until each has so many replicas."""
+def wait_for_sources(pool: ReplicatedPool, hashes: list[BlockHash], count: int) -> None:
+    """Look up, which keeps them hot, until so many nodes take turns. Each look-up gets all blocks from one node."""
 
-    def are_there() -> bool:
-        assert pool.read(hashes) == len(hashes)
-        return all(len(nodes) == count for nodes in pool.where(hashes))
+    def take_turns() -> bool:
+        matches = [pool.match(hashes).locations.unpack() for _ in range(2 * count)]
+        sources = [{at.node for at in locations} for locations in matches]
+        assert all(len(locations) == len(hashes) for locations in matches)
+        return len(set().union(*sources)) == count and all(len(nodes) == 1 for nodes in sources)
 
-    wait_for(are_there, 30, f"{count} replicas of what is read all the time")
+    wait_for(take_turns, 60, f"{count} sources of what is read all the time")
 
 
 def test_what_many_read_is_copied_read_everywhere_and_dropped_when_cool(
@@ -58,13 +60,10 @@ def test_what_many_read_is_copied_read_everywhere_and_dropped_when_cool(
     for _ in range(USES - 1):
         assert pool.read(hot) == 4
     assert pool.where(hot) == [{NodeId("n0")}] * 4
-    wait_for_reads(pool, hot, 3)
+    wait_for_sources(pool, hot, 3)
+    assert pool.read(hot) == 4
     assert pool.where(cold) == [{NodeId("n0")}] * 2
-    # Whoever reads a hot prefix gets all of it from one node, and the next one from another.
-    sources = [{at.node for at in pool.match(hot).locations.unpack()} for _ in range(9)]
-    assert all(len(nodes) == 1 for nodes in sources)
-    assert len(set().union(*sources)) == 3
-    pool.wait_for_replicas(hot, 1)
+    pool.wait_for_replicas(hot, 1, 60)
     assert pool.read(hot) == 4
 
 
@@ -81,7 +80,7 @@ def test_cold_blocks_leave_a_full_node_for_an_empty_one(pool: ReplicatedPool) ->
         chains.append(pool.put("n1", range(first, first + 10 * TOKENS)))
         hashes += chains[-1]
 
-    wait_for(has_moved, 30, "cold blocks on another node")
+    wait_for(has_moved, 60, "cold blocks on another node")
     wait_for(lambda: all(pool.where(hashes)), 30, "all blocks somewhere")
     assert pool.read(chains[0]) == 10, "the coldest can still be read"
     wait_for(lambda: moves(pool), 20, "an event of a move")

@@ -34,7 +34,11 @@ class Grown:
         self.pool = ObjectPool(1, started=0, segment="16MiB")
         self.values: dict[str, bytes] = {}
         self._num_put = 0
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.pool.close()
+            raise
 
     def start(self) -> None:
         self.pool.start_node(0, f"node.state_dir={self.pool.directory / 'node-state'}")

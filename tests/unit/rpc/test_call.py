@@ -1,40 +1,19 @@
 """Channel.call: an answer without timers or callbacks where it comes at once, and the usual way where it does not."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from kit.answering import Answering
 
 from daemons.core.errors import NotFound, Unavailable
-from daemons.core.ids import BlockHash, Incarnation, NodeId
+from daemons.core.ids import BlockHash
 from daemons.protocol.base import Ok
 from daemons.protocol.block import CacheStat, FreeBlocks
 from daemons.protocol.messages import Notice
-from daemons.protocol.node import HelloReply
-from daemons.rpc import Call, Channel, Loop, Server
+from daemons.rpc import Call, Channel, Loop
 from daemons.rpc import client as client_module
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Answering:
-    """A server in a thread of its own; `handle` is run there."""
-
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.handle: Callable[[Call], object] = lambda call: call.reply(Ok())
-        hello = HelloReply(node=NodeId("s"), role="master", incarnation=Incarnation(3))
-        self.server = Server(
-            self.loop, "tcp://127.0.0.1:*", lambda: hello, lambda call: self.handle(call)
-        )
-        self._thread = threading.Thread(target=self.loop.run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self.loop.stop()
-        self._thread.join(30)
-        self.server.close()
-        self.loop.close()
 
 
 @pytest.fixture

@@ -1,40 +1,18 @@
 """A Loop turned by asyncio: replies, losses and timeouts arrive though nobody waits in it."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from kit.answering import Answering
 
 from daemons.core.errors import McError, Unavailable
-from daemons.core.ids import Incarnation, NodeId
 from daemons.protocol.base import Ok
 from daemons.protocol.block import CacheStat
 from daemons.protocol.messages import Reply
-from daemons.protocol.node import HelloReply
-from daemons.rpc import Call, Channel, Embedded, Loop, Server
+from daemons.rpc import Channel, Embedded, Loop
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Answering:
-    """A server in a thread of its own; `handle` is run there."""
-
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.handle: Callable[[Call], object] = lambda call: call.reply(Ok())
-        hello = HelloReply(node=NodeId("s"), role="master", incarnation=Incarnation(3))
-        self.server = Server(
-            self.loop, "tcp://127.0.0.1:*", lambda: hello, lambda call: self.handle(call)
-        )
-        self._thread = threading.Thread(target=self.loop.run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self.loop.stop()
-        self._thread.join(30)
-        self.server.close()
-        self.loop.close()
 
 
 @pytest.fixture
