@@ -135,6 +135,7 @@ class NameKeeper:
             self._confirm(member.node.node, report.dead)
         if not report.is_announcing:
             self.rebuilding.announced(member.node.node)
+            self._state.directory.announced(member.node.node)
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 

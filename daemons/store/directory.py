@@ -104,6 +104,7 @@ class Directory:
     def drop_node(self, node: NodeId) -> int:
         """Forget the node and all it holds, O(1); how many replicas that were. Fine for an unknown one."""
         num_replicas = 0
+        self.tables.announced.discard(node)
         for number in self.slots.numbers_of(node):
             num_replicas += self.slots[number].num_replicas
             self.choice.forget(number)
@@ -121,6 +122,15 @@ class Directory:
         for _, slot in self.slots:
             if slot.is_kept and slot.node == node:
                 slot.is_kept = False
+
+    def announced(self, node: NodeId) -> None:
+        """It has said all that it holds: objects that went with it and are not there are absent, not away."""
+        announced, away = self.tables.announced, self.away
+        if node in announced:
+            return
+        announced.add(node)
+        for key in [key for key, held_by in away.items() if held_by == node]:
+            del away[key]
 
     def kept_nodes(self, block_hash: BlockHash) -> set[NodeId]:
         """Nodes that are away for a short while and held the block."""

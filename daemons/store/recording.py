@@ -209,7 +209,7 @@ class Recording:
 
     def _keep_away_names(self, blocks: Rows, node: NodeId) -> None:
         tables = self._tables
-        if not tables.blocks.names:
+        if not tables.blocks.names or node in tables.announced:
             return
         for row in blocks.tolist():
             if row in tables.blocks.names:

@@ -32,6 +32,8 @@ class Tables:
     replicas: ReplicaTable = field(init=False)
     away: dict[BlockHash, NodeId] = field(default_factory=dict)
     """Objects whose last replica went with this node, which may bring it back."""
+    announced: set[NodeId] = field(default_factory=set)
+    """Nodes that have said all they hold: what went with an earlier life and is not there does not come back."""
 
     def __post_init__(self) -> None:
         self.replicas = ReplicaTable(self.slots)

@@ -85,6 +85,30 @@ def test_presence_tells_readable_away_and_absent_apart() -> None:
     assert not made.away
 
 
+def test_what_a_node_came_back_without_is_absent_whether_it_was_swept_before_it_had_said_so() -> (
+    None
+):
+    made = directory()
+    names = [b"swept", b"late", b"kept"]
+    made.record_sealed(A, SealedBlocks.pack([named(name, 5) for name in names]), now_s=1.0)
+    made.record_sealed(B, SealedBlocks.pack([named(b"of b", 5)]), now_s=1.0)
+    made.drop_node(B)
+    made.sweep(100)
+    made.drop_node(A)
+    made.sweep(1)
+    assert len(made.away) == 2
+    made.add_node(A, HostId("h"), region(A))
+    made.record_sealed(A, SealedBlocks.pack([named(b"kept", 5)]), now_s=2.0)
+    made.announced(A)
+    made.sweep(100)
+    assert made.away == {name_key(b"n", b"of b"): B}
+    assert list(made.presence(rows(made, *names), now_s=3.0)) == [0, 0, 1]
+    made.drop_node(A)
+    made.sweep(100)
+    assert made.away[name_key(b"n", b"kept")] == A, "its next absence counts anew"
+    made.check_invariants()
+
+
 def test_names_are_listed_by_page_with_what_the_newest_version_says() -> None:
     made = directory()
     made.record_sealed(A, SealedBlocks.pack([named(b"o%d" % n, 5) for n in range(10)]), now_s=1.0)
