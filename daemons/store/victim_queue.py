@@ -15,8 +15,8 @@ from daemons.store.replica_table import ReplicaTable
 MAX_AGE_S = 1.0
 """A later choice may be another one."""
 
-_WINDOW = 4096
-"""Rows looked at together."""
+_WINDOW = 512
+"""Rows looked at together: a report seldom takes more."""
 
 
 @dataclass(slots=True)
