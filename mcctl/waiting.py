@@ -60,11 +60,13 @@ def until_drained(
         text = "blocks not counted yet" if left is None else _left_text(listed)
         progress(text)
         if deadline_s is not None and now_s >= deadline_s:
-            raise Unavailable(f"node {node} is not drained within {timeout_s:g} s: {text}")
+            raise Unavailable(
+                f"node {node} is not drained within {timeout_s:g} s: {text}; {_still(node)}"
+            )
         if deadline_s is None and now_s - moved_s > STUCK_S:
             raise Unavailable(
                 f"node {node} is not drained: {text}, and none was copied for {STUCK_S:g} s; `mcctl node list` shows "
-                "what room there is, the logs of the cache nodes what failed"
+                f"what room there is, the logs of the cache nodes what failed; {_still(node)}"
             )
         time.sleep(POLL_S)
 
@@ -100,6 +102,10 @@ def _find(reply: ListNodesReply, node: NodeId) -> ListedNode:
             return listed
     names = ", ".join(sorted(listed.node.node for listed in reply.nodes))
     raise NotFound(f"no node {node}; those in the cluster: {names or 'none'}")
+
+
+def _still(node: NodeId) -> str:
+    return f"{node} is still draining; `mcctl node undrain {node}` takes it back"
 
 
 def _left_text(listed: ListedNode) -> str:

@@ -41,7 +41,7 @@ class AsyncStore:
         bind_host: str = "127.0.0.1",
         engine: TransferEngine | None = None,
         secret: bytes | None = None,
-        key_file: Path | None = None,
+        key_file: str | Path | None = None,
         num_threads: int | None = None,
     ) -> None:
         if master is None:

@@ -55,7 +55,9 @@ class ClusterClient:
     endpoint then, with # and its public key.
     """
 
-    def __init__(self, master: str, timeout_s: float = 5.0, key_file: Path | None = None) -> None:
+    def __init__(
+        self, master: str, timeout_s: float = 5.0, key_file: str | Path | None = None
+    ) -> None:
         self.master = address_of(master)
         self.identity = open_client_identity(key_file) if "#" in master else None
         self._client = SyncClient(master, timeout_s, self.identity)

@@ -10,11 +10,11 @@ from daemons.protocol.key import KeyRole
 from daemons.rpc import Identity, KeyPair
 
 
-def open_client_identity(key_file: Path | None) -> Identity | None:
+def open_client_identity(key_file: str | Path | None) -> Identity | None:
     """None without a file. Raises ConfigError."""
     if key_file is None:
         return None
-    found = read_key_file(key_file)
+    found = read_key_file(Path(key_file))
     if not found.secret:
         raise ConfigError(f"{key_file} has no secret; take NAME.key, not NAME.pub")
     return Identity(KeyPair.of(bytes.fromhex(found.secret)))

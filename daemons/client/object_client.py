@@ -32,7 +32,7 @@ class ClientOptions:
     bind_host: str = "127.0.0.1"
     engine: TransferEngine | None = None
     secret: bytes | None = None
-    key_file: Path | None = None
+    key_file: str | Path | None = None
     num_threads: int | None = None
 
 
@@ -43,6 +43,7 @@ class ObjectClient:
         namespace = packed_text(options.namespace, "a namespace")
         if len(namespace) > 256:
             raise Rejected(f"a namespace has at most 256 bytes, not {len(namespace)}")
+        identity = open_client_identity(options.key_file) if "#" in master else None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._own_engine: TransferEngine | None = None
         engine = options.engine
@@ -53,7 +54,6 @@ class ObjectClient:
                 unix_dir=Path(self._directory.name),
                 secret=options.secret,
             )
-        identity = open_client_identity(options.key_file) if "#" in master else None
         self.sessions = Sessions(master, identity)
         lookup = ObjectLookup(self.sessions, namespace, has_secret=options.secret is not None)
         self._memory = SourceMemory(engine)

@@ -65,18 +65,18 @@ class TransferEngine:
         bind_host: str = "127.0.0.1",
         more_hosts: Sequence[str] = (),
         tcp_port: int = 0,
-        unix_dir: Path | None = None,
+        unix_dir: str | Path | None = None,
         transports: Sequence[str] = ("shm", "tcp"),
         secret: bytes | None = None,
         keys: NodeKeys | None = None,
         require_capability: bool | None = None,
         max_notifications: int = 1024,
-        topology: Path | None = None,
+        topology: str | Path | None = None,
     ) -> None:
         check_schemes(transports)
         self._secret, self._keys = secret, keys
         credential = credential_of(secret, keys)
-        self._topology_file = topology
+        self._topology_file = None if topology is None else Path(topology)
         if topology is not None:
             _ = self.topology  # a wrong file is refused now, not at the first transfer
         settings = TransportSettings(
@@ -91,7 +91,9 @@ class TransferEngine:
         self._key = CapabilityKey(settings.epoch, None if keys else secret)
         self._submissions = Submissions(self.run)
         self._unix_path = (
-            unix_dir / f"{settings.epoch:x}.sock" if unix_dir and "shm" in transports else None
+            Path(unix_dir) / f"{settings.epoch:x}.sock"
+            if unix_dir and "shm" in transports
+            else None
         )
         with contextlib.ExitStack() as undo:
             self._transports = self._open_transports(settings)

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import mcctl
+from daemons.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,16 @@ def test_import_alone_brings_nothing_else() -> None:
     code = "import mcctl, sys; print([m for m in sys.modules if m.partition('.')[0] in ('daemons', 'zmq', 'numpy')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_path_may_be_a_str(tmp_path: Path) -> None:
+    key = tmp_path / "no.key"
+    for given in (key, str(key)):
+        for opened in (mcctl.Store, mcctl.AsyncStore, mcctl.ClusterClient):
+            with pytest.raises(ConfigError, match=r"no\.key"):
+                opened(f"tcp://127.0.0.1:1#{'ab' * 32}", key_file=given)
+    engine = mcctl.TransferEngine(unix_dir=str(tmp_path))
+    assert list(tmp_path.glob("*.sock"))
+    engine.close()
+    with pytest.raises(ConfigError, match=r"no\.toml"):
+        mcctl.TransferEngine(topology=str(tmp_path / "no.toml"))
