@@ -123,6 +123,9 @@ def of_blocks(prints: Prints) -> None:
     prints("cache unpin", block)
     prints("node drain", "cachenode")
     prints("node undrain", "cachenode")
+    prints("segment add", "--node", "cachenode", "--bytes", "16MiB")
+    added = prints("segment list")["segments"][-1]["segment"]["number"]
+    prints("segment remove", str(added), "--node", "cachenode", "--yes")
     prints("cache clear", "--yes")
 
 
