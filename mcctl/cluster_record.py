@@ -50,6 +50,12 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     def is_running(self) -> bool:
         return any(d.process is not None and d.process.is_alive for d in self.daemons)
 
+    @property
+    def can_serve(self) -> bool:
+        """Of each role that an answer needs one process lives; without cache nodes prompts are computed."""
+        living = {d.role for d in self.daemons if d.process is not None and d.process.is_alive}
+        return living >= {"master", "prefill", "decode", "gateway"}
+
 
 def persistent_directory() -> Path:
     """Home of the one cluster that `mcctl cluster up` keeps."""

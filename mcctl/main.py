@@ -285,16 +285,14 @@ def main(arguments: list[str] | None = None) -> int:
     command: Any = typer.main.get_command(app)
     settings = Settings()
     try:
-        result = command.main(
-            args=arguments, prog_name="mcctl", standalone_mode=False, obj=settings
-        )
+        result = _run_command(command, arguments, settings)
         if result == exit_codes.INTERRUPTED:  # Ctrl-C, of which typer makes an exit code
             complain("interrupted")
         return result if isinstance(result, int) else exit_codes.OK
     except McError as error:
         if settings.verbose:
             raise
-        complain(error.message + _next_step(error))
+        complain(error.message + _next_step(error, settings))
         return exit_codes.exit_code(error)
     except (typer.Abort, KeyboardInterrupt):
         complain("interrupted")
@@ -309,10 +307,26 @@ def main(arguments: list[str] | None = None) -> int:
         return _unforeseen(error)
 
 
-def _next_step(error: McError) -> str:
-    """Nobody at the defaults: most likely there is no cluster yet."""
+def _run_command(command: Any, arguments: list[str] | None, settings: Settings) -> Any:
+    """All that it printed is out when this returns. Raises BrokenPipeError where nobody reads it."""
+    try:
+        result = command.main(
+            args=arguments, prog_name="mcctl", standalone_mode=False, obj=settings
+        )
+    except SystemExit as end:  # typer makes one of a broken pipe
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
+    sys.stdout.flush()
+    return result
+
+
+def _next_step(error: McError, settings: Settings) -> str:
+    """Nobody at the defaults: most likely there is no cluster yet. Cut off with a key, but no key of the master's."""
     if not isinstance(error, Unavailable):
         return ""
+    if "before a word was said" in error.message and settings.key_file and not settings.master_key:
+        return "; --master-key is missing: --key-file needs the public key of the master beside it"
     if error.message.startswith(f"{DEFAULT_ENDPOINT} does not answer"):
         return " `mcctl cluster up` starts a cluster here, --endpoint names the master of another"
     if error.message.startswith(f"no gateway at {DEFAULT_URL};"):

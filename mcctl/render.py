@@ -59,9 +59,25 @@ def emit(
 def show_table(
     title: str, columns: Sequence[Column], rows: Iterable[Any], *, on_stderr: bool = False
 ) -> None:
-    target = console(on_stderr=on_stderr)
+    target, lines = console(on_stderr=on_stderr), list(rows)
+    drawn, hidden = fitted(target, title, columns, lines)
+    target.print(drawn)
+    if not lines:
+        target.print(" (none)", style="dim")
+    if hidden:
+        target.print(left_out(hidden), style="dim")
+
+
+def left_out(titles: Sequence[str]) -> str:
+    return f"(columns left out, no room: {', '.join(titles)})"
+
+
+def fitted(
+    target: "Console", title: str, columns: Sequence[Column], lines: Sequence[Any]
+) -> "tuple[Table, list[str]]":
+    """The table with as many columns as there is room for, and the titles of the extra ones that it goes without."""
     unbounded = target.options.update(max_width=10_000)
-    lines, shown, hidden = list(rows), list(columns), list[str]()
+    shown, hidden = list(columns), list[str]()
     while True:
         drawn = table(title, shown, lines)
         least = min(shown, key=lambda column: -column.extra)
@@ -72,18 +88,13 @@ def show_table(
         if target.width == _PIPE_CHARS and not target.is_terminal:
             target.width = max(target.width, needed)
         if needed <= target.width or least.extra == 0:
-            break
+            return drawn, hidden
         shown.remove(least)
         hidden.append(least.title)
-    target.print(drawn)
-    if not lines:
-        target.print(" (none)", style="dim")
-    if hidden:
-        target.print(f"(columns left out, no room: {', '.join(hidden)})", style="dim")
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table":
-    """For a picture of several; `show_table` draws one and leaves out what a narrow terminal has no room for."""
+    """Of all columns, whatever room there is; `fitted` leaves some out."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

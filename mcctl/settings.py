@@ -71,7 +71,7 @@ class Settings:
         """The master's endpoint, with its key where that is known. A local cluster has none."""
         named = self._named
         local = None if named else _local("master")
-        return local or with_key(named or DEFAULT_ENDPOINT, self._master_key)
+        return local or with_key(named or DEFAULT_ENDPOINT, self.master_key)
 
     @property
     def key_file(self) -> Path | None:
@@ -93,7 +93,7 @@ class Settings:
         return self.endpoint or given or self.file.endpoint
 
     @property
-    def _master_key(self) -> PublicKey | None:
+    def master_key(self) -> PublicKey | None:
         given = self.master_key_flag or os.environ.get("MCCTL_MASTER_KEY", "")
         found = given or self.file.master_key
         if found and not is_public_key(found):

@@ -263,7 +263,7 @@ def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
     ]
     result = ClusterStatus(
         is_running=record.is_running,
-        is_healthy=get_status(f"{record.url}/health", timeout_s=2.0) == 200,
+        is_healthy=record.can_serve and get_status(f"{record.url}/health", timeout_s=2.0) == 200,
         url=record.url,
         master=record.master,
         model=Path(record.model).name,

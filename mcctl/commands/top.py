@@ -17,7 +17,7 @@ from mcctl.settings import settings_of
 from mcctl.top_view import Frame, Look, NodeLine, RequestLine, frame
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 app = new_app()
 
@@ -73,7 +73,7 @@ def _draw(frames: Iterator[Frame]) -> None:
     target = render.console()
     with Live(console=target, auto_refresh=False, screen=True) as live:
         for shown in frames:
-            live.update(_picture(shown), refresh=True)
+            live.update(picture(shown, target), refresh=True)
 
 
 def _print(shown: Frame) -> None:
@@ -85,16 +85,16 @@ def _print(shown: Frame) -> None:
         render.emit_line("\t".join(column.text(request) for column in _REQUEST_COLUMNS))
 
 
-def _picture(shown: Frame) -> "RenderableType":
+def picture(shown: Frame, target: "Console") -> "RenderableType":
+    """A frame as this terminal has room for it, without the columns that would break others' words."""
     from rich.console import Group
     from rich.text import Text
 
     head = "   ".join(f"{name} {value}" for name, value in _facts(shown))
-    return Group(
-        Text(head, style="bold"),
-        render.table("nodes", _NODE_COLUMNS, shown.nodes),
-        render.table("latest requests", _REQUEST_COLUMNS, shown.requests),
-    )
+    nodes, hidden = render.fitted(target, "nodes", _NODE_COLUMNS, shown.nodes)
+    requests, more = render.fitted(target, "latest requests", _REQUEST_COLUMNS, shown.requests)
+    foot = render.left_out(hidden + more) if hidden + more else ""
+    return Group(Text(head, style="bold"), nodes, requests, Text(foot, style="dim"))
 
 
 def _facts(shown: Frame) -> list[tuple[str, str]]:
@@ -131,31 +131,31 @@ def _seconds(value: Callable[[RequestLine], float | None]) -> Callable[[RequestL
 
 
 _NODE_COLUMNS: Final = [
-    Column("role", lambda line: line.role),
+    Column("role", lambda line: line.role, extra=1),
     Column("node", lambda line: line.node),
-    Column("host", lambda line: line.host, extra=1),
+    Column("host", lambda line: line.host, extra=3),
     Column("state", lambda line: line.state),
     Column("memory", _memory),
-    Column("blocks", lambda line: str(line.num_blocks or ""), is_number=True),
+    Column("blocks", lambda line: str(line.num_blocks or ""), is_number=True, extra=2),
     Column("running", lambda line: str(line.num_running or ""), is_number=True),
     Column("queued", lambda line: str(line.num_queued or ""), is_number=True),
-    Column("tokens queued", lambda line: str(line.queued_tokens or ""), is_number=True, extra=2),
+    Column("tokens queued", lambda line: str(line.queued_tokens or ""), is_number=True, extra=4),
     Column(
         "step",
         lambda line: format_duration(line.step_s) if line.step_s else "",
         is_number=True,
-        extra=3,
+        extra=5,
     ),
 ]
 _REQUEST_COLUMNS: Final = [
     Column("request", lambda line: line.request_id),
     Column("state", lambda line: line.state),
-    Column("age", _seconds(lambda line: line.age_s), is_number=True),
+    Column("age", _seconds(lambda line: line.age_s), is_number=True, extra=1),
     Column("prompt", lambda line: str(line.prompt_tokens), is_number=True),
     Column("reused", lambda line: str(line.reused_tokens), is_number=True),
     Column("answer", lambda line: str(line.generated_tokens), is_number=True),
-    Column("predicted", _seconds(lambda line: line.predicted_ttft_s), is_number=True),
+    Column("predicted", _seconds(lambda line: line.predicted_ttft_s), is_number=True, extra=2),
     Column("TTFT", _seconds(lambda line: line.actual_ttft_s), is_number=True),
-    Column("prefill", lambda line: line.prefill or "", extra=1),
-    Column("decode", lambda line: line.decode or "", extra=2),
+    Column("prefill", lambda line: line.prefill or "", extra=3),
+    Column("decode", lambda line: line.decode or "", extra=4),
 ]

@@ -57,6 +57,20 @@ def _record(
     )
 
 
+def test_a_cluster_serves_while_each_role_that_an_answer_needs_has_a_process(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    alive, roles = _identify(sleeper.pid), ("master", "prefill", "decode", "gateway")
+    daemons = [DaemonRecord(name=f"mc-{role}", role=role, process=alive, log="") for role in roles]
+    record = _record(tmp_path, alive, None)
+    assert msgspec.structs.replace(record, daemons=daemons).can_serve
+    for index, daemon in enumerate(daemons):
+        ended = msgspec.structs.replace(daemon, process=None)
+        without = [*daemons[:index], ended, *daemons[index + 1 :]]
+        assert not msgspec.structs.replace(record, daemons=without).can_serve
+        assert msgspec.structs.replace(record, daemons=[*without, daemon]).can_serve
+
+
 def _identify(pid: int) -> ProcessIdentity:
     found = identify(pid)
     assert found is not None

@@ -1,6 +1,7 @@
 """The boundary: flags before and after the verb, one line per error, exit codes by family."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from mcctl import exit_codes
 from mcctl.main import COMMANDS, main
 from mcctl.settings import DEFAULT_ENDPOINT
 
+CONFIG = Path(__file__).parents[3] / "configs" / "mc-master.toml"
 SILENT = "tcp://127.0.0.1:1"
 
 
@@ -224,12 +226,36 @@ def test_nobody_at_the_defaults_is_told_how_to_get_a_cluster(
     assert "is it running? `mcctl cluster up` starts a cluster here" in capsys.readouterr().err
 
 
+def test_a_key_file_without_the_key_of_the_master_is_told_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(*_: object) -> None:
+        raise Unavailable("tcp://m:1 closed the connection before a word was said")
+
+    monkeypatch.setattr("mcctl.commands.status.ClusterClient", unavailable)
+    arguments = ["status", "--endpoint", "tcp://m:1", "--key-file", "me.key"]
+    assert main(arguments) == 7
+    assert "--master-key is missing" in capsys.readouterr().err
+    assert main([*arguments, "--master-key", "ab" * 32]) == 7
+    assert "--master-key" not in capsys.readouterr().err
+
+
 def test_unavailable_is_not_shadowed_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> list[object]:
         raise Unavailable("away")
 
     monkeypatch.setattr("mcctl.model_store.local_models", away)
     assert main(["model", "list"]) == 7
+
+
+@pytest.mark.parametrize("form", ["table", "json", "plain"])
+def test_a_reader_that_has_seen_enough_is_no_failure(form: str) -> None:
+    command = [sys.executable, "-m", "mcctl", "config", "show", str(CONFIG), "--output", form]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
 """The figures of `mcctl top`, from two looks."""
 
+import re
+
+import msgspec
 import pytest
+from rich.console import Console
 
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.block import CacheStatReply
 from daemons.protocol.node import InstanceLoad, ListedNode, ListNodesReply, NodeDescription, Role
 from daemons.protocol.request import ListedRequest
+from mcctl.commands.top import picture
 from mcctl.top_view import SHOWN_REQUESTS, Look, frame
 
 
@@ -85,3 +90,22 @@ def test_times_and_reuse_of_recent_requests() -> None:
     assert shown.reused_fraction == pytest.approx(0.5)
     assert len(shown.requests) == SHOWN_REQUESTS
     assert frame(look(1.0, []), None).ttft_p90_s == 0.0
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_picture_breaks_no_word_of_a_table(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = frame(look(1.0, [request(1, 0.2), request(2)], asked=10, found=4, stored=9), None)
+    line = msgspec.structs.replace(
+        shown.nodes[0], node="cachenode-12", host="host-7.example.org", used_bytes=200 << 20, capacity_bytes=1 << 30
+    )  # fmt: skip
+    asked = msgspec.structs.replace(shown.requests[0], request_id="0123456789abcdef")
+    shown = msgspec.structs.replace(shown, nodes=[line], requests=[asked])
+    target = Console(width=width)
+    target.print(picture(shown, target))
+    out = capsys.readouterr().out
+    assert re.search(r"cachenode-12 .* 200(\.0)? MiB of 1(\.0)? GiB", out)
+    assert re.search(r"0123456789abcdef +\w+ ", out)
+    assert all(len(text) <= width for text in out.splitlines())
+    assert ("columns left out, no room" in out) == (width < 160)
