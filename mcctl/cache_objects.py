@@ -18,10 +18,18 @@ from daemons.protocol.objects import ListedName, NamespaceStat
 from mcctl import render
 from mcctl.object_archive import export_objects, import_objects
 from mcctl.output_schema import prints
+from mcctl.own_address import own_address
 from mcctl.render import Column
 from mcctl.settings import Settings, settings_of
 
 Namespace = Annotated[str, typer.Option(help="The namespace of the names.")]
+BindHost = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Where cache nodes read from this command; default: its address towards the master.",
+    ),
+]
 NameArgument = Annotated[str, typer.Argument(help="The object's name.")]
 
 
@@ -78,6 +86,7 @@ def put(  # noqa: PLR0913,PLR0917  # options of a verb
     min_sealed: Annotated[
         int, typer.Option(min=1, max=8, help="Return when it is on so many of them.")
     ] = 1,
+    bind_host: BindHost = "",
 ) -> None:
     """Put a value under a name. The same bytes again succeed; other bytes under a taken name need --replace.
 
@@ -88,7 +97,7 @@ def put(  # noqa: PLR0913,PLR0917  # options of a verb
         raise typer.BadParameter(f"--min-sealed {min_sealed} needs as many --replicas")
     settings = settings_of(context)
     value = _read(file)
-    with open_store(settings, namespace) as store:
+    with open_store(settings, namespace, bind_host or own_address(settings.master)) as store:
         version = (store.replace if replace else store.put)(
             _name(name), value, like=ValueType(), replicas=replicas, min_sealed=min_sealed
         )
@@ -194,6 +203,7 @@ def import_(
     replace: Annotated[
         bool, typer.Option("--replace", help="Also objects that are there with other bytes.")
     ] = False,
+    bind_host: BindHost = "",
 ) -> None:
     """Put the objects of an export, into any namespace. All files are checked before the first is put.
 
@@ -201,7 +211,11 @@ def import_(
     Example: mcctl cache import training.tar --namespace training-copy
     """
     settings = settings_of(context)
-    with open_store(settings, namespace) as store, render.progress("importing") as progress:
+    host = bind_host or own_address(settings.master)
+    with (
+        open_store(settings, namespace, host) as store,
+        render.progress("importing") as progress,
+    ):
         count = import_objects(store, path, progress, replaces=replace)
     _emit_archive(settings, path, count.num_put, count.num_bytes)
     for name, error in count.failures[:10]:
@@ -288,11 +302,13 @@ def namespace_facts(namespaces: Sequence[NamespaceStat]) -> list[tuple[str, str]
     ]
 
 
-def open_store(settings: Settings, namespace: str) -> Store:
+def open_store(settings: Settings, namespace: str, bind_host: str = "127.0.0.1") -> Store:
+    """Who puts nothing is read by nobody, and needs no other address."""
     return Store(
         settings.master,
         namespace=os.fsencode(namespace),
         timeout_s=settings.wait_s,
+        bind_host=bind_host,
         key_file=settings.key_file,
     )
 

@@ -15,7 +15,7 @@ from daemons.client.object_reader import ObjectReader
 from daemons.client.object_source import SourceMemory
 from daemons.client.object_verbs import Name, ObjectVerbs
 from daemons.client.sessions import Sessions
-from daemons.core.errors import Rejected
+from daemons.core.errors import McError, Rejected
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import TransferEngine, as_bytes
 from daemons.transfer.buffers import Buffer
@@ -49,11 +49,15 @@ class ObjectClient:
         engine = options.engine
         if engine is None:
             self._directory = tempfile.TemporaryDirectory(prefix="mcs-")
-            self._own_engine = engine = TransferEngine(
-                bind_host=options.bind_host,
-                unix_dir=Path(self._directory.name),
-                secret=options.secret,
-            )
+            try:
+                self._own_engine = engine = TransferEngine(
+                    bind_host=options.bind_host,
+                    unix_dir=Path(self._directory.name),
+                    secret=options.secret,
+                )
+            except McError:
+                self._directory.cleanup()
+                raise
         self.sessions = Sessions(master, identity)
         lookup = ObjectLookup(self.sessions, namespace, has_secret=options.secret is not None)
         self._memory = SourceMemory(engine)

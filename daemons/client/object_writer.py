@@ -33,6 +33,7 @@ from daemons.core.errors import (
 )
 from daemons.core.ids import BlockHash, new_put_id
 from daemons.core.units import MIB, format_size
+from daemons.protocol.address import is_loopback
 from daemons.protocol.base import Ok
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply
 from daemons.protocol.messages import Reply
@@ -56,6 +57,7 @@ _ONE_NODE_BYTES: Final = 8 * MIB
 """Calls of less than this go to one node: one message instead of several."""
 _MAX_MESSAGE_BLOCKS: Final = 256
 _MAX_MESSAGE_BYTES: Final = 1024 * MIB
+_BIND_HOST: Final = "; it must reach this process at its bind_host (--bind-host of mcctl cache put)"
 _PUT_TIMEOUT_S: Final = 15.0
 
 IsSame = Callable[[BlockLocation, "Item"], bool]
@@ -360,6 +362,7 @@ class ObjectPut:
             elif status == "failed":
                 part.why = TransferError(
                     f"{control} could not pull {_shown(part.item.name)}: {reply.why}"
+                    f"{'' if is_loopback(control) else _BIND_HOST}"
                 )
                 full.add(control)
             else:

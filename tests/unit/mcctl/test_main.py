@@ -13,6 +13,7 @@ import pytest
 from daemons.core.errors import FAMILIES, McError, NotFound, Unavailable
 from mcctl import exit_codes
 from mcctl.main import COMMANDS, main
+from mcctl.own_address import own_address
 from mcctl.settings import DEFAULT_ENDPOINT
 
 CONFIG = Path(__file__).parents[3] / "configs" / "mc-master.toml"
@@ -272,3 +273,24 @@ def test_output_that_cannot_be_written_is_one_line(
     command = f"{sys.executable} -m mcctl model list --output {form} {stdout}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, said)
+
+
+@pytest.mark.parametrize("verb", [["cache", "put", "name"], ["cache", "import"]])
+def test_puts_listen_where_they_are_told(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = tmp_path / "value"
+    value.write_bytes(b"v")
+    foreign = ["--bind-host", "192.0.2.1", "--endpoint", SILENT]
+    assert main([*verb, str(value), *foreign]) == 78
+    assert "192.0.2.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("master", ["tcp://127.0.0.1:7700", f"tcp://localhost:1#{'ab' * 32}"])
+def test_the_address_towards_a_master_on_this_host_is_loopback(master: str) -> None:
+    assert own_address(master) in ("127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize("master", ["tcp://127.0.0.1:port", "nonsense"])
+def test_without_a_route_to_the_master_it_is_loopback_too(master: str) -> None:
+    assert own_address(master) == "127.0.0.1"
