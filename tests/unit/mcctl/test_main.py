@@ -281,9 +281,9 @@ def test_puts_listen_where_they_are_told(
 ) -> None:
     value = tmp_path / "value"
     value.write_bytes(b"v")
-    foreign = ["--bind-host", "192.0.2.1", "--endpoint", SILENT]
+    foreign = ["--bind-host", "203.0.113.1", "--endpoint", SILENT]
     assert main([*verb, str(value), *foreign]) == 78
-    assert "192.0.2.1" in capsys.readouterr().err
+    assert "203.0.113.1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("master", ["tcp://127.0.0.1:7700", f"tcp://localhost:1#{'ab' * 32}"])
