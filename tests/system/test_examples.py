@@ -47,7 +47,7 @@ FRAGMENTS = (
     "SmolLM2-135M-Instruct (bfloat16)",  # what quickstart prints
     " request  ",
     "TTFT ",
-    "Store(master, ",  # what there is, not what to do
+    "Store(master=None, ",  # what there is, not what to do
     "engine = TransferEngine(bind_host=",
     "ignore = ",  # a file
     "engine.read(region, ",
