@@ -330,4 +330,7 @@ def test_cancelled_head_of_the_queue_lets_the_next_start(tmp_path: Path) -> None
         for thread in threads:
             thread.join(timeout=60)
             assert not thread.is_alive(), "a request hangs"
-    assert ended == ["head cancelled", "next", "long"]
+    assert set(ended[:2]) == {"head cancelled", "next"}, (
+        "who of the two hears of it first is chance"
+    )
+    assert ended[2] == "long"
