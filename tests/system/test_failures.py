@@ -18,8 +18,11 @@ from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import RequestId
 from daemons.protocol.request import Cancel
 from daemons.rpc import SyncClient
+from mcctl import recover_bench
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.local_cluster import LocalCluster
+from mcctl.recover_bench import RecoverBench, RecoverPlan
+from mcctl.recover_streams import CrowdPlan
 
 REJOIN_S = 40.0
 """The goal is 5 s on a quiet machine; a test is no stopwatch."""
@@ -192,6 +195,19 @@ def test_running_stream_survives_the_master(cluster: LocalCluster) -> None:
                 cluster.kill("mc-master")
     assert lines[-1] == "data: [DONE]"
     assert "error" not in lines[-2]
+
+
+def test_bench_recover_prints_each_figure_beside_its_goal(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recover_bench, "LATER_S", 0.2)
+    traffic = CrowdPlan(model="tiny", vocab_size=VOCAB_SIZE, streams=2, answer_tokens=100)
+    plan = RecoverPlan(traffic=traffic, victims=("gateway", "master"), num_objects=300)
+    rows = RecoverBench(cluster, plan, lambda _: None).run()
+    assert [row.goal for row in rows] == [1.0, 5.0, 1.0, 0.0, 5.0, 10.0]
+    assert [row.unit for row in rows].count("s") == 5
+    assert all(row.value is not None for row in rows)
+    assert rows[3].value == 0, rows[3].detail
 
 
 @pytest.mark.parametrize("name", ["mc-decode", "mc-prefill", "mc-cachenode"])

@@ -30,6 +30,7 @@ ELSEWHERE = {
     "bench store",
     "bench load",
     "bench master",
+    "bench recover",
     "bench transfer",
     "model fetch",
     "model convert",

@@ -17,7 +17,7 @@ from daemons.protocol.block import BlockFilter
 from daemons.protocol.event import BlocksMoved, ReadEvents
 from daemons.protocol.messages import decode_event
 from daemons.protocol.name_hash import name_key
-from mcctl import Store
+from mcctl import Store, recover_store
 from mcctl.exit_codes import BY_FAMILY
 from mcctl.main import main
 
@@ -298,3 +298,30 @@ def _answers(pool: ReplicatedPool) -> bool:
     except McError:
         return False
     return True
+
+
+class Hurt:
+    """The pool as `mcctl bench recover` hurts a cluster."""
+
+    def __init__(self, pool: ReplicatedPool) -> None:
+        self._pool = pool
+        self.master = pool.endpoint
+
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
+        node = self._pool.nodes[name.removeprefix("mc-")]
+        node.kill() if signum == signal.SIGKILL else node.send(signum)
+
+    def restart(self, name: str) -> None:
+        self._pool.nodes[name.removeprefix("mc-")].start()
+
+    def wait_ready(self) -> None:
+        for name in self._pool.nodes:
+            wait_for(lambda name=name: self._pool.state(name) == "alive", 20, f"{name} alive")  # type: ignore[misc]
+
+
+def test_bench_recover_says_what_readers_of_objects_saw(pool: ReplicatedPool) -> None:
+    hurt = Hurt(pool)
+    hurt.wait_ready()
+    found = recover_store.nodes_that_fail(hurt)
+    assert [each.goal_s for each in found] == [0.1, 0.1, 0.25]
+    assert all(each.value_s is not None and each.value_s < 20 for each in found)

@@ -4,6 +4,7 @@ from mcctl.commands import new_app
 from mcctl.commands.bench.conductor import conductor
 from mcctl.commands.bench.load import load
 from mcctl.commands.bench.master import master
+from mcctl.commands.bench.recover import recover
 from mcctl.commands.bench.serve import serve
 from mcctl.commands.bench.ssd import ssd
 from mcctl.commands.bench.store import store
@@ -17,5 +18,5 @@ def _noun() -> None:
     """Measure a cluster, or a data path."""
 
 
-for _verb in (serve, load, transfer, conductor, master, store, ssd):
+for _verb in (serve, load, transfer, conductor, master, store, ssd, recover):
     app.command()(_verb)
