@@ -92,4 +92,5 @@ $(BIN)/python:
 	  echo "$$($(PYTHON) --version) is too old: 3.11 or newer is needed; name another with make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version); this takes some seconds" >&2
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

@@ -62,6 +62,8 @@ class ClusterOptions:
     ttft_slo_s: float = 0.0
     tbt_slo_s: float = 0.0
     """Who is predicted to miss an objective is rejected; 0: nobody for this one."""
+    tenants: Path | None = None
+    """Who may use the API of the gateway; None: everybody."""
     overrides: Mapping[Role, Tables] = field(default_factory=dict)
 
 
@@ -120,6 +122,7 @@ def plan_cluster(
             elif role == "gateway":
                 tables["models"] = {model_name: str(options.model)}
                 tables["http"] = {"port": http_port}
+                tables |= {"tenants": {"file": str(options.tenants)}} if options.tenants else {}
             for section, values in options.overrides.get(role, {}).items():
                 tables.setdefault(section, {}).update(values)
             _check(role, tables)

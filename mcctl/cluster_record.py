@@ -45,6 +45,8 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     segment_directory: str | None = None
     """The user's own, whose files stay; None: in `scratch`."""
     daemons: list[DaemonRecord]
+    tenants: str | None = None
+    """The file of its gateway's tenants, the user's own; None: it has none, anybody may ask."""
 
     @property
     def is_running(self) -> bool:

@@ -95,6 +95,7 @@ class LocalCluster:
             scratch=[str(path) for path in self.plan.scratch],
             owner=owner,
             segment_directory=str(options.segment_directory) if options.segment_directory else None,
+            tenants=str(options.tenants) if options.tenants else None,
             daemons=[
                 DaemonRecord(
                     name=d.name, role=d.role, process=None, log=str(self._log_path(d.name))
@@ -160,8 +161,8 @@ class LocalCluster:
         """Start all and wait until the gateway serves. Whatever goes wrong, nothing is left running."""
         self._sigterm.set()
         try:
+            progress(f"starting {len(self.plan.daemons)} daemons")
             for daemon in self.plan.daemons:
-                progress(f"starting {daemon.name}")
                 self._spawn(daemon)
             self.wait_ready(progress, timeout_s=timeout_s)
         except BaseException:
@@ -173,18 +174,21 @@ class LocalCluster:
     ) -> None:
         """Until every daemon is a live node and the gateway is healthy. A daemon that ended is an error at once."""
         deadline_s = time.monotonic() + timeout_s
-        waiting_for = "the master"
+        ready: set[str] = set()
         while time.monotonic() < deadline_s:
             self.check_running()
-            missing = self._missing()
-            if not missing:
+            found = self._ready()
+            waiting_for = [d.name for d in self.plan.daemons if d.name not in found]
+            if not waiting_for:
                 return
-            if missing != waiting_for:
-                waiting_for = missing
-                progress(f"waiting for {waiting_for}")
+            if not found <= ready:
+                ready |= found
+                progress(
+                    f"{len(ready)} of {len(self.plan.daemons)} ready, waiting for {', '.join(waiting_for)}"
+                )
             time.sleep(_POLL_S)
         raise Unavailable(
-            f"{waiting_for} was not ready within {timeout_s:g} s; its log ends: {self._tail(waiting_for)}"
+            f"{waiting_for[0]} was not ready within {timeout_s:g} s; its log ends: {self._tail(waiting_for[0])}"
         )
 
     def check_running(self) -> None:
@@ -271,17 +275,17 @@ class LocalCluster:
         self._children[daemon.name] = child
         self._set_process(daemon.name, identify(child.pid))
 
-    def _missing(self) -> str | None:
-        """The first daemon that is not there yet."""
+    def _ready(self) -> set[str]:
+        """The daemons that are there; none is asked for before the master answers."""
         try:
             with ClusterClient(self.plan.master, timeout_s=1.0) as client:
                 alive = {n.node.node for n in client.nodes().nodes if n.state == "alive"}
         except McError:
-            return "mc-master"
-        for daemon in self.plan.daemons:
-            if daemon.role not in ("master", "gateway") and daemon.node_id not in alive:
-                return daemon.name
-        return None if get_status(f"{self.plan.url}/health", timeout_s=1.0) == 200 else "mc-gateway"
+            return set()
+        found = {d.name for d in self.plan.daemons if d.role == "master" or d.node_id in alive}
+        if get_status(f"{self.plan.url}/health", timeout_s=1.0) != 200:
+            found -= {d.name for d in self.plan.daemons if d.role == "gateway"}
+        return found
 
     def _tail(self, name: str) -> str:
         """The last line of its log, without the traceback above it."""

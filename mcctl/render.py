@@ -244,6 +244,20 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[], None]]:
+    """A spinner on a terminal until the yielded call, or the end: before a stream's first piece. Silent elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    status = console(on_stderr=True).status(text)
+    status.start()
+    try:
+        yield status.stop
+    finally:
+        status.stop()
+
+
 def _hex(value: object) -> object:
     if isinstance(value, bytes):
         return value.hex()

@@ -14,7 +14,7 @@ from daemons.core.errors import ConfigError
 from daemons.core.ids import PublicKey
 from daemons.protocol.address import is_public_key, split_key, with_key
 from mcctl import paths
-from mcctl.cluster_record import running_record
+from mcctl.cluster_record import ClusterRecord, running_record
 
 Output = Literal["table", "json", "plain"]
 
@@ -109,6 +109,12 @@ class Settings:
         address, key = split_key(self.master)
         host, _, port = address.rpartition(":")
         return with_key(f"{host}:{int(port) + 1}", key) if port.isdigit() else self.master
+
+    @property
+    def local_cluster(self) -> ClusterRecord | None:
+        """That of `mcctl cluster up`, where it runs and is the one that is meant."""
+        record = running_record()
+        return record if record is not None and record.master == self.master else None
 
     @property
     def url(self) -> str:

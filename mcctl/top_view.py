@@ -159,7 +159,7 @@ def _node_lines(reply: ListNodesReply) -> list[NodeLine]:
 def _request_line(request: ListedRequest) -> RequestLine:
     return RequestLine(
         request_id=request.request_id,
-        state=request.state,
+        state=request.outcome,
         age_s=request.age_s,
         prompt_tokens=request.num_prompt_tokens,
         reused_tokens=request.num_matched_tokens,

@@ -28,6 +28,7 @@ from daemons.rpc import Channel, Loop, Pending, Timer
 
 STOP_REPLY_S: Final = 0.5
 """How long a stopped request waits for the decode node's account of it."""
+_MAX_WHY: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +112,14 @@ class Generation:
             self._finish()  # its node has failed meanwhile, but all that is needed was delivered
         else:
             self._is_stopping = True
-            self._send_cancel()
+            self._send_cancel(is_complete=True)
             self._timer = self._cluster.loop.call_later(STOP_REPLY_S, self._finish)
 
     def cancel(self) -> None:
         """The client is gone: no callback comes any more."""
         if not self._is_done:
             self._close()
-            self._send_cancel()
+            self._send_cancel("its client left")
 
     def _schedule(self) -> None:
         self.progress.start_attempt()
@@ -206,7 +207,7 @@ class Generation:
     def _on_failure(self, error: McError, stage: Stage) -> None:
         if stage == "generate":
             # It may have been a glitch of the network only, and the node still at work.
-            self._send_cancel()
+            self._send_cancel(f"its gateway gave this try up: {error.message}")
         match self.progress.after_failure(
             error, stage=stage, plan=self._plan, left_s=self._left_s()
         ):
@@ -216,7 +217,7 @@ class Generation:
                 self._finish(error=final)
 
     def _fail_for_good(self, error: McError) -> None:
-        self._send_cancel()
+        self._send_cancel(f"its gateway gave it up: {error.message}")
         self._finish(error=error)
 
     def _finish(self, reply: GenerateReply | None = None, *, error: McError | None = None) -> None:
@@ -234,13 +235,15 @@ class Generation:
             if running is not None:
                 running.cancel()
 
-    def _send_cancel(self) -> None:
+    def _send_cancel(self, why: str = "", *, is_complete: bool = False) -> None:
         if self._plan is None or not self._is_at_decode:
             return
         self._is_at_decode = False
         try:
             channel = self._cluster.decodes.get(self._plan.decode.control)
-            channel.post(Cancel(request_id=self._attempt_id))
+            channel.post(
+                Cancel(request_id=self._attempt_id, is_complete=is_complete, why=why[:_MAX_WHY])
+            )
         except McError:
             return  # a node that cannot be reached frees the request by its own deadline
 

@@ -76,9 +76,15 @@ def ask_patiently(
     while True:
         try:
             return (yield from ask_master(message, reply_type, left_s))
-        except Unavailable:
+        except Unavailable as error:
             if time.monotonic() + _RETRY_S >= deadline_s:
-                raise
+                if left_s == timeout_s:
+                    raise
+                # The last try had what was left of the time; who asked knows the whole of it alone.
+                raise Unavailable(
+                    f"given up after {timeout_s:g} s of tries; the last one: {error.message}",
+                    retry_after_ms=error.retry_after_ms,
+                ) from None
         yield Pause(_RETRY_S)
         left_s = max(0.05, deadline_s - time.monotonic())
 

@@ -30,6 +30,7 @@ class LoggedRequest:
     actual_ttft_s: float | None = None
     actual_tbt_s: float | None = None
     why: str = ""
+    is_cancelled: bool = False
 
     def listed(self, *, now_s: float) -> ListedRequest:
         return ListedRequest(
@@ -49,6 +50,7 @@ class LoggedRequest:
             why=self.why,
             predicted_tbt_s=self.predicted_tbt_s,
             actual_tbt_s=self.actual_tbt_s,
+            is_cancelled=self.is_cancelled,
         )
 
 
@@ -125,7 +127,8 @@ class RequestLog:
         request = self._requests.get(done.request_id)
         if request is None:
             return None
-        request.state = "done" if done.ok else "failed"
+        request.state = "done" if done.ok or done.is_cancelled else "failed"
+        request.is_cancelled = done.is_cancelled
         request.why = done.why[:_MAX_WHY]
         request.num_generated_tokens = done.num_generated_tokens
         request.actual_tbt_s = tbt_s

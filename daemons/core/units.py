@@ -31,6 +31,13 @@ def format_size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def format_usage(used_bytes: float, capacity_bytes: float) -> str:
+    """1.5 MiB of 2.0 MiB; where more is used than may be for long, how much has to go."""
+    text = f"{format_size(used_bytes)} of {format_size(capacity_bytes)}"
+    beyond = used_bytes - capacity_bytes
+    return f"{text} ({format_size(beyond)} of it is to be freed)" if beyond > 0 else text
+
+
 def format_count(number: int, noun: str) -> str:
     """1 block, 2 blocks: of nouns that take an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

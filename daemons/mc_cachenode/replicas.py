@@ -12,7 +12,7 @@ from itertools import islice
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
-from daemons.core.units import format_size
+from daemons.core.units import format_size, format_usage
 from daemons.mc_cachenode.remembered import Remembered
 from daemons.mc_cachenode.replica import VERSION, Replica, replica_of, wall_ms
 from daemons.protocol.block import (
@@ -255,9 +255,10 @@ class ReplicaTable:
     def _refuse_reserved(self, length: int) -> None:
         used_bytes, capacity_bytes = self.usage()
         if self.reserved_bytes and used_bytes + length > capacity_bytes:
+            usage = format_usage(used_bytes, self.segments.usable_bytes)
             raise Exhausted(
-                f"no room for {format_size(length)}: {format_size(used_bytes)} of {format_size(capacity_bytes)} are in "
-                f"use, and {format_size(self.reserved_bytes)} more are kept for blocks on their way from the SSD"
+                f"no room for {format_size(length)}: {usage} are in use, "
+                f"and {format_size(self.reserved_bytes)} of the whole are kept for blocks on their way from the SSD"
             )
 
     def stored(self, replica: Replica) -> memoryview:

@@ -66,8 +66,8 @@ class DecodeApp:
         match call.message:
             case Generate() as message:
                 self._requests.admit(call, message)
-            case Cancel(request_id=request_id):
-                self._requests.cancel(request_id)
+            case Cancel() as message:
+                self._requests.cancel(message)
                 call.reply(Ok())
             case DataProbe() as probe:
                 self._node.answer_probe(call, probe)

@@ -43,6 +43,8 @@ class Request:
     first_token_s: float = 0.0
     filled_s: float = 0.0
     num_published: int = 0
+    given_up: str | None = None
+    """Why nobody waits for the rest; None while somebody does, or has all of it."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -22,6 +22,7 @@ from daemons.protocol.base import Message
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.node import InstanceLoad
 from daemons.protocol.request import (
+    Cancel,
     FinishReason,
     Generate,
     GenerateReply,
@@ -97,18 +98,21 @@ class Requests:
         """Queue it; raises Rejected, Exhausted or Unavailable when it cannot be served here."""
         self._check(message)
         request = Request(call, message, self._loop.clock())
-        call.on_gone = lambda: self.cancel(message.request_id)
+        call.on_gone = lambda: self.cancel(
+            Cancel(request_id=message.request_id, why="its gateway is gone")
+        )
         left_s = max(0.0, call.deadline_s - self._loop.clock())
         request.deadline = self._loop.call_later(left_s, self._expire, request)
         self._requests[message.request_id] = request
         self._waiting.append(request)
         self._start_waiting()
 
-    def cancel(self, request_id: RequestId) -> None:
+    def cancel(self, message: Cancel) -> None:
         """Stop it wherever it is; what it holds goes as soon as no copy and no step works on it."""
-        request = self._requests.get(request_id)
+        request = self._requests.get(message.request_id)
         if request is None or request.state == "ended":
             return
+        request.given_up = None if message.is_complete else message.why or "it was cancelled"
         if request.reply is not None:
             self._finish(request, "cancelled")
         else:
@@ -281,6 +285,8 @@ class Requests:
                 num_reused_tokens=request.reply.num_reused_tokens,
                 num_generated_tokens=len(request.tokens),
                 timing=timing,
+                is_cancelled=request.given_up is not None,
+                why=request.given_up or "",
             )
         )
         self._release_if_idle(request)
@@ -296,10 +302,14 @@ class Requests:
         elif request in self._waiting:
             self._waiting.remove(request)
         request.call.fail(error)
-        self.metrics.requests.labels("failed").inc()
+        self.metrics.requests.labels("cancelled" if request.given_up else "failed").inc()
         self._effects.tell_master(
             RequestDone(
-                request_id=request.message.request_id, node=self._node, ok=False, why=str(error)
+                request_id=request.message.request_id,
+                node=self._node,
+                ok=False,
+                is_cancelled=request.given_up is not None,
+                why=request.given_up or str(error),
             )
         )
         self._release_if_idle(request)

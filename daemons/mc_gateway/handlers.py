@@ -1,13 +1,14 @@
 """Paths of the gateway, and OpenAI-shaped errors for whatever matches none."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from daemons.mc_gateway.api_error import ApiError
@@ -21,22 +22,26 @@ from daemons.mc_gateway.generation import (
 from daemons.mc_gateway.outbound import error_response
 from daemons.protocol.node import ModelDescription
 
+PAGE: Final = "/status"
+
 
 def build_asgi(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
     """The application; holds no state of its own."""
     chat = GenerationEndpoint(gateway, "chat", prepare_chat)
     completion = GenerationEndpoint(gateway, "completions", prepare_completion)
     reads = Reads(gateway)
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),
+        Route("/v1/models", reads.models),
+        Route("/v1/models/{name:path}", reads.model),
+        Route("/health", reads.health),
+        Route("/metrics", reads.metrics),
+        *more,
+    ]
+    has_page = any(isinstance(route, Route) and route.path == PAGE for route in more)
     return Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completion, methods=["POST"]),
-            Route("/v1/models", reads.models),
-            Route("/v1/models/{name:path}", reads.model),
-            Route("/health", reads.health),
-            Route("/metrics", reads.metrics),
-            *more,
-        ],
+        routes=[Route("/", reads.page if has_page else reads.health), *routes],
         exception_handlers={
             HTTPException: _on_http_error,
             ApiError: _on_api_error,
@@ -61,6 +66,10 @@ class Reads:
         self._gateway.front.check(request.scope)
         model = await self._gateway.catalog.find(request.path_params["name"])
         return _json(self._listed(model.description))
+
+    async def page(self, _: Request) -> Response:
+        """For whoever has only the address."""
+        return RedirectResponse(PAGE, status_code=303)
 
     async def health(self, _: Request) -> Response:
         sickness = self._gateway.catalog.sickness()

@@ -166,7 +166,7 @@ def _request(listed: ListedRequest) -> ShownRequest:
     return ShownRequest(
         request_id=listed.request_id,
         model=listed.model,
-        state=listed.state,
+        state=listed.outcome,
         age_s=listed.age_s,
         prompt_tokens=listed.num_prompt_tokens,
         reused_tokens=listed.num_matched_tokens,

@@ -198,6 +198,9 @@ class Cancel(Message, frozen=True, kw_only=True):
     """Stop a request at once and free all it holds; fine to send for one that already ended."""
 
     request_id: RequestId
+    is_complete: bool = False
+    """All that was asked for is there: its text met a stop string. False: nobody waits for the answer any more."""
+    why: str = ""
 
 
 class RequestDone(Message, frozen=True, kw_only=True):
@@ -210,6 +213,8 @@ class RequestDone(Message, frozen=True, kw_only=True):
     num_reused_tokens: int = 0
     num_generated_tokens: int = 0
     timing: Timing | None = None
+    is_cancelled: bool = False
+    """Given up by who had asked, before or after its first token; `why` says it in words."""
 
 
 class ListRequests(Message, frozen=True, kw_only=True):
@@ -238,6 +243,13 @@ class ListedRequest(Record, frozen=True, kw_only=True):
     predicted_tbt_s: float | None = None
     actual_tbt_s: float | None = None
     """Mean over the answer; None for one of a single token."""
+    is_cancelled: bool = False
+    """Its state is done, but its answer was given up before the end; `why` says by whom."""
+
+    @property
+    def outcome(self) -> str:
+        """The state, or that it was cancelled: in words for people."""
+        return "cancelled" if self.is_cancelled else self.state
 
 
 class ListRequestsReply(Message, frozen=True, kw_only=True):

@@ -128,9 +128,11 @@ def find_profile(name: str) -> HardwareProfile:
     try:
         return parse_profile(path.read_text(), name)
     except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text"
         known = ", ".join(profile_names())
         raise ConfigError(
-            f"hardware profile {name!r} is neither a readable file ({error}) nor one of: {known}"
+            f"no hardware profile {name!r}: it is none of those that come along ({known}), and no file to read: "
+            f"{why.lower()}"
         ) from error
 
 

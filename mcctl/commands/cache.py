@@ -14,7 +14,7 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound, Rejected, Unavailable
 from daemons.core.ids import short
-from daemons.core.units import format_count, format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_size, format_usage
 from daemons.protocol.block import (
     BlockFilter,
     BlockLocation,
@@ -201,7 +201,7 @@ def stat(
             f"{reply.num_blocks} in {format_count(reply.num_replicas, 'replica')}, {reply.num_leased} leased, "
             f"{reply.num_pinned} pinned",
         ),
-        ("memory", f"{format_size(reply.used_bytes)} of {format_size(reply.capacity_bytes)}"),
+        ("memory", format_usage(reply.used_bytes, reply.capacity_bytes)),
         *((tier, _usage_text(usage)) for tier, usage in reply.tiers.items()),
         (
             "look-ups",
@@ -377,7 +377,7 @@ def _emit_facts(output: str, facts: list[tuple[str, str]]) -> None:
 
 
 def _usage_text(usage: TierUsage) -> str:
-    used = f"{format_size(usage.used_bytes)} of {format_size(usage.capacity_bytes)}"
+    used = format_usage(usage.used_bytes, usage.capacity_bytes)
     return f"{used}, {format_count(usage.num_blocks, 'block')}"
 
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from daemons.config.key_files import write_whole
+from daemons.config.tenants import TenantFile, tenants_text
 from daemons.core.errors import Conflict, Unavailable
 from daemons.core.units import format_size
 from daemons.simulation.hardware import find_profile, profile_names
@@ -125,6 +127,14 @@ def up(
     tbt_slo: Annotated[
         float, typer.Option(min=0, help="Reject who would wait longer between tokens, in seconds.")
     ] = 0.0,
+    tenants: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Let in only the tenants of this file, see `mcctl tenant`; made if it is missing.",
+            resolve_path=True,
+        ),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The gateway's; a free one otherwise.")
     ] = None,
@@ -156,7 +166,10 @@ def up(
         paced=None if paced is None else _profile(paced),
         ttft_slo_s=ttft_slo,
         tbt_slo_s=tbt_slo,
+        tenants=tenants,
     )
+    if tenants is not None and not tenants.exists():
+        write_whole(tenants, tenants_text(TenantFile()), mode=0o644)
     lock = _hold_lock()
     if segment_directory is not None:
         found = file_system(segment_directory)

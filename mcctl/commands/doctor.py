@@ -44,7 +44,7 @@ def doctor(
 
     \b
     Example: mcctl doctor
-    Example: mcctl doctor --no-cluster configs/mc-master.toml configs/mc-cachenode.toml
+    Example: mcctl doctor --no-cluster configs/mc-master.toml
     """
     paths = files or sorted(_INSTALLED.glob("mc-*.toml"))
     loaded, findings = load_all(paths)
@@ -118,7 +118,8 @@ def _check_topology(loaded: Sequence[Loaded]) -> Iterator[Finding]:
 def _check_cluster(settings: Settings) -> list[Finding]:
     try:
         with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-            return list(check_cluster(client.nodes()))
+            is_local = settings.local_cluster is not None
+            return list(check_cluster(client.nodes(), is_local=is_local))
     except (Rejected, Unavailable) as error:
         return [
             Finding(

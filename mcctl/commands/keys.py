@@ -112,9 +112,9 @@ def generate(
 
     \b
     Example: mcctl keys generate cache-1 --role cachenode
-    Example: mcctl keys generate trainer --role client --namespace training --authorize
+    Example: mcctl keys generate trainer --role client --namespace training
     """
-    folder = _folder(directory)
+    folder = _folder(context, directory)
     secret = folder / _KEYS / f"{node}.key"
     if secret.exists():
         raise Conflict(f"{secret} exists; mcctl keys rotate {node} makes another key for it")
@@ -136,7 +136,7 @@ def list_keys(context: typer.Context, directory: Directory = None) -> None:
     \b
     Example: mcctl keys list --output json
     """
-    file = _folder(directory) / _LIST
+    file = _folder(context, directory) / _LIST
     _show_list(context, file, read_key_list(file, may_be_missing=True))
 
 
@@ -152,7 +152,7 @@ def authorize(
     \b
     Example: mcctl keys authorize /etc/mooncake/keys/*.pub
     """
-    folder = _folder(directory)
+    folder = _folder(context, directory)
     given = [read_key_file(path) for path in files]
 
     def add(keys: KeyList) -> KeyList:
@@ -180,7 +180,7 @@ def revoke(
     \b
     Example: mcctl keys revoke cache-1 --yes
     """
-    file = _folder(directory) / _LIST
+    file = _folder(context, directory) / _LIST
 
     def chosen(entry: ListedKey) -> bool:
         return entry.node == node and not entry.revoked and entry.public.startswith(key or "")
@@ -211,7 +211,7 @@ def rotate(context: typer.Context, node: Node, directory: Directory = None) -> N
     \b
     Example: mcctl keys rotate cache-1
     """
-    folder = _folder(directory)
+    folder = _folder(context, directory)
     old = read_key_file(folder / _KEYS / f"{node}.key")
     made = new_key(NodeId(old.node), old.role, old.namespaces)
     fresh = _write(folder, made)
@@ -222,9 +222,14 @@ def rotate(context: typer.Context, node: Node, directory: Directory = None) -> N
     )
 
 
-def _folder(given: Path | None) -> Path:
+def _folder(context: typer.Context, given: Path | None) -> Path:
     if given is not None:
         return given
+    if settings_of(context).local_cluster is not None:
+        render.note(
+            "the cluster of `mcctl cluster up` listens on loopback and asks nobody for a key; "
+            "these are for other daemons"
+        )
     return Path("/etc/mooncake") if os.geteuid() == 0 else paths.config_file().parent
 
 
@@ -252,6 +257,7 @@ def _change(file: Path, change: Callable[[KeyList], KeyList]) -> KeyList:
     with locked(file):
         keys = change(read_key_list(file, may_be_missing=True))
         write_whole(file, key_list_text(keys), mode=0o644)
+    render.note(f"written to {file}")
     return keys
 
 
@@ -302,6 +308,6 @@ def _show_list(context: typer.Context, file: Path, keys: KeyList) -> None:
         Column("added", lambda k: k.added, extra=1),
         Column("public key", lambda k: k.public),
     ]
-    render.emit(
-        settings_of(context).output, Listing(file=str(file), keys=keys.key), columns, keys.key
-    )
+    listing = Listing(file=str(file), keys=keys.key)
+    title = f"keys in {file}"
+    render.emit(settings_of(context).output, listing, columns, keys.key, title=title)

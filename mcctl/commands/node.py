@@ -9,7 +9,7 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.config.costs import InstanceCosts
 from daemons.core.ids import NodeId
-from daemons.core.units import format_count, format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_usage
 from daemons.protocol.address import address_of
 from daemons.protocol.node import ListedNode, NodeDescription
 from mcctl import render, waiting
@@ -166,7 +166,7 @@ def drain_text(node: ListedNode) -> str:
 def memory_text(node: ListedNode) -> str:
     """What a cache node holds, or the tokens an instance has room for."""
     if node.capacity_bytes:
-        return f"{format_size(node.used_bytes)} of {format_size(node.capacity_bytes)}"
+        return format_usage(node.used_bytes, node.capacity_bytes)
     if node.node.capacity_tokens and node.load:
         return f"{node.load.free_tokens} of {node.node.capacity_tokens} tokens free"
     return "-"
@@ -175,7 +175,7 @@ def memory_text(node: ListedNode) -> str:
 def below_text(node: ListedNode) -> str:
     """What a cache node holds in the tiers below DRAM."""
     texts = (
-        f"{tier} {format_size(usage.used_bytes)} of {format_size(usage.capacity_bytes)}"
+        f"{tier} {format_usage(usage.used_bytes, usage.capacity_bytes)}"
         for tier, usage in node.tiers.items()
     )
     return ", ".join(texts) or "-"

@@ -90,7 +90,7 @@ def send(
 
     \b
     Example: mcctl request send --prompt "What is a lighthouse?"
-    Example: mcctl request send --file question.txt --system "Be brief." --temperature 0.7 --seed 1
+    Example: mcctl request send --file q.txt --system "Be brief." --seed 1
     """
     settings = settings_of(context)
     if url is not None and not url.startswith(("http://", "https://")):
@@ -102,10 +102,18 @@ def send(
     if no_cache:
         body["kv_cache"] = "bypass"
     is_json = settings.output == "json"
-    on_piece = (lambda _: None) if is_json else render.emit_text
     where = gateway_url(settings, url)
     silence_s = max(_SILENCE_S, settings.wait_s)
-    with OpenAiClient(where, timeout_s=silence_s, api_key=settings.api_key) as client:
+    with (
+        OpenAiClient(where, timeout_s=silence_s, api_key=settings.api_key) as client,
+        render.waiting(f"waiting for the first token from {where}") as stop_waiting,
+    ):
+
+        def on_piece(piece: str) -> None:
+            if not is_json:
+                stop_waiting()
+                render.emit_text(piece)
+
         body["model"] = model or _only_model(client)
         if raw:
             answer = client.complete(body | {"prompt": text}, on_piece)
@@ -139,7 +147,7 @@ def list_requests(
     columns = [
         Column("request", lambda r: r.request_id),
         Column("model", lambda r: r.model, extra=4),
-        Column("state", lambda r: r.state + (f": {r.why}" if r.why else "")),
+        Column("state", lambda r: r.outcome + (f": {r.why}" if r.why else "")),
         Column("age", lambda r: format_duration(r.age_s), is_number=True, extra=2),
         Column("prompt", lambda r: str(r.num_prompt_tokens), is_number=True),
         Column("matched", lambda r: str(r.num_matched_tokens), is_number=True),
@@ -174,7 +182,7 @@ def explain(
     if settings.output == "table":
         render.show_facts(
             [
-                ("request", f"{request.request_id}, {request.state} {request.why}".rstrip()),
+                ("request", f"{request.request_id}, {request.outcome} {request.why}".rstrip()),
                 (
                     "prompt",
                     f"{request.num_prompt_tokens} tokens, {request.num_matched_tokens} reused",

@@ -129,12 +129,15 @@ def remove(
     settings = settings_of(context)
     segments = _segments_of(settings, node)
     state = segments.find(number)
-    if state is not None and state.num_blocks and state.status != "leaving":
+    if state is not None and state.status != "leaving":
         blocks = format_count(state.num_blocks, "block")
-        confirm(
-            f"Move {blocks} out of segment {number} of {node}, and give up what finds no room?",
-            yes=yes,
+        size = format_size(state.capacity_bytes)
+        question = (
+            f"Move {blocks} out of segment {number} of {node}, and give up what finds no room?"
+            if state.num_blocks
+            else f"Give the empty segment {number} of {node}, {size}, back?"
         )
+        confirm(question, yes=yes)
     state = segments.remove(number)
     if wait:
         with render.progress(f"segment {number} of {node}") as progress:

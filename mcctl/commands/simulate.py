@@ -137,7 +137,7 @@ def run(
     Example: mcctl simulate run conversation_trace.jsonl --policy all --coupled
     Example: mcctl simulate run agents --rate 5 --prefill 4 --decode 2
     \b
-    Example: mcctl simulate run conversation_trace.jsonl --dram-tokens 500000 --ssd-tokens 8000000
+    Example: mcctl simulate run trace.jsonl --dram-tokens 500000
     """
     if plot is not None:
         check_plot(plot)

@@ -64,7 +64,8 @@ File = Annotated[
     Path | None,
     typer.Option(
         "--file",
-        help="The gateways' tenants.file; /etc/mooncake/tenants.toml for root, else ~/.config/mooncake/tenants.toml.",
+        help="The gateways' tenants.file; of a cluster up --tenants its file, else /etc/mooncake/tenants.toml for "
+        "root and ~/.config/mooncake/tenants.toml for others.",
         metavar="FILE",
     ),
 ]
@@ -103,7 +104,7 @@ def add(
             )
         return msgspec.structs.replace(tenants, tenant=[*tenants.tenant, Tenant(name=name)])
 
-    _show(context, _change(_where(file), put), only=name)
+    _show(context, _change(_where(context, file), put), only=name)
 
 
 @app.command("list")
@@ -114,9 +115,10 @@ def list_tenants(context: typer.Context, file: File = None) -> None:
     \b
     Example: mcctl tenant list --output json
     """
-    path = _where(file)
+    path = _where(context, file)
     tenants = read_tenants(path) if path.exists() else TenantFile()
-    _show(context, tenants, pool=tenant_pool.by_tenant(settings_of(context)))
+    pool = tenant_pool.by_tenant(settings_of(context))
+    _show(context, tenants, pool=pool, title=f"tenants in {path}")
 
 
 @app.command()
@@ -143,7 +145,7 @@ def quota(
     Above --pool-bytes the tenant's own coldest blocks leave the pool first.
 
     \b
-    Example: mcctl tenant quota acme --requests-per-minute 60 --tokens-per-day 2000000
+    Example: mcctl tenant quota acme --max-requests 8 --tokens-per-day 2000000
     Example: mcctl tenant quota acme --pool-bytes 4GiB
     """
     if pool_bytes is not None:
@@ -169,7 +171,7 @@ def quota(
             ],
         )
 
-    _show(context, _change(_where(file), put), only=name)
+    _show(context, _change(_where(context, file), put), only=name)
 
 
 @app.command()
@@ -190,7 +192,7 @@ def key(
     Example: mcctl tenant key acme
     Example: mcctl tenant key acme --revoke mc-Ab3dEf9h --yes
     """
-    path = _where(file)
+    path = _where(context, file)
     if revoke is not None:
         confirm(f"End the keys of {name} that begin with {revoke}?", yes=yes)
         _show(context, _change(path, lambda tenants: _without(tenants, name, revoke)), only=name)
@@ -233,7 +235,7 @@ def usage(
     \b
     Example: mcctl tenant usage acme --days 30
     """
-    found = used(directories or usage_directories(_where(file)), days, name)
+    found = used(directories or usage_directories(_where(context, file)), days, name)
     settings = settings_of(context)
     pool = tenant_pool.by_tenant(settings)
     held = [each for each in pool.values() if name in (None, each.tenant)]
@@ -271,7 +273,7 @@ def price(
     """Set what a million tokens of a model cost. Holds for answers from now on.
 
     \b
-    Example: mcctl tenant price SmolLM2-135M-Instruct --prompt 0.2 --cached 0.02 --completion 0.6
+    Example: mcctl tenant price "*" --prompt 0.2 --cached 0.02
     """
     if prompt is None and cached is None and completion is None:
         raise typer.BadParameter(
@@ -285,7 +287,7 @@ def price(
         others = [each for each in tenants.price if each.model != model]
         return msgspec.structs.replace(tenants, price=[*others, fresh])
 
-    prices = _change(_where(file), put).price
+    prices = _change(_where(context, file), put).price
     columns = [
         Column("model", lambda p: p.model),
         Column("prompt", lambda p: f"{p.prompt:g}", is_number=True),
@@ -295,9 +297,18 @@ def price(
     render.emit(settings_of(context).output, {"prices": prices}, columns, prices)
 
 
-def _where(given: Path | None) -> Path:
+def _where(context: typer.Context, given: Path | None) -> Path:
+    """A local cluster without tenants is left alone: what is written then is for others, which is said."""
     if given is not None:
         return given
+    local = settings_of(context).local_cluster
+    if local is not None and local.tenants is not None:
+        return Path(local.tenants)
+    if local is not None:
+        render.note(
+            "the gateway of `mcctl cluster up` has no tenants, anybody may ask it; "
+            "started with `--tenants FILE` it has those of FILE"
+        )
     folder = Path("/etc/mooncake") if os.geteuid() == 0 else paths.config_file().parent
     return folder / "tenants.toml"
 
@@ -311,6 +322,7 @@ def _change(path: Path, change: Callable[[TenantFile], TenantFile]) -> TenantFil
     with locked(path):
         tenants = change(read_tenants(path) if path.exists() else TenantFile())
         write_whole(path, tenants_text(tenants), mode=0o644)
+    render.note(f"written to {path}")
     return tenants
 
 
@@ -341,6 +353,7 @@ def _show(
     tenants: TenantFile,
     only: str | None = None,
     pool: Mapping[str, PoolUsage] | None = None,
+    title: str = "",
 ) -> None:
     rows = [
         _listed(tenant, tenants.key, (pool or {}).get(tenant.name))
@@ -356,7 +369,7 @@ def _show(
         Column("in the pool", lambda t: tenant_pool.text_of(t.pool), is_number=True, extra=1),
         Column("keys", lambda t: " ".join(t.keys) or "none"),
     ]
-    render.emit(settings_of(context).output, {"tenants": rows}, columns, rows)
+    render.emit(settings_of(context).output, {"tenants": rows}, columns, rows, title=title)
 
 
 def _listed(tenant: Tenant, keys: list[ApiKey], pool: PoolUsage | None) -> ListedTenant:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from daemons.client.cluster import ClusterClient
-from daemons.core.units import format_count, format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_usage
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.output_schema import prints
@@ -112,8 +112,9 @@ def _facts(shown: Frame) -> list[tuple[str, str]]:
         ("hits", f"{shown.hit_fraction:.0%} of blocks"),
         (
             "pool",
-            f"{format_count(shown.num_blocks, 'block')}, {format_size(shown.used_bytes)} of "
-            f"{format_size(shown.capacity_bytes)}, +{shown.stored_per_s:.0f}/s -{shown.evicted_per_s:.0f}/s",
+            f"{format_count(shown.num_blocks, 'block')}, "
+            f"{format_usage(shown.used_bytes, shown.capacity_bytes)}, "
+            f"+{shown.stored_per_s:.0f}/s -{shown.evicted_per_s:.0f}/s",
         ),
     ]
 
@@ -123,7 +124,7 @@ def _memory(line: NodeLine) -> str:
         return ""
     filled = round(_BAR_CHARS * min(1.0, line.used_bytes / line.capacity_bytes))
     bar = "█" * filled + "░" * (_BAR_CHARS - filled)
-    return f"{bar} {format_size(line.used_bytes)} of {format_size(line.capacity_bytes)}"
+    return f"{bar} {format_usage(line.used_bytes, line.capacity_bytes)}"
 
 
 def _seconds(value: Callable[[RequestLine], float | None]) -> Callable[[RequestLine], str]:

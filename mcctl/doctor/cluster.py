@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from daemons.protocol.node import ListNodesReply
 from mcctl.doctor.finding import Finding
+from mcctl.health import look_at, start_one
 
 
-def check_cluster(reply: ListNodesReply) -> Iterator[Finding]:
+def check_cluster(reply: ListNodesReply, *, is_local: bool = False) -> Iterator[Finding]:
     """Nodes that are away, versions that differ, roles that are missing."""
     by_version: defaultdict[str, list[str]] = defaultdict(list)
     by_version[reply.master.software].append("the master")
@@ -23,7 +24,7 @@ def check_cluster(reply: ListNodesReply) -> Iterator[Finding]:
                 area="cluster",
                 what=node.node,
                 problem=f"{node.role} on {node.host} is {listed.state}",
-                fix=f"look at it there: systemctl status 'mc-{node.role}@*'",
+                fix=look_at(node, is_local=is_local),
             )
     if len(by_version) > 1:
         versions = "; ".join(
@@ -45,7 +46,7 @@ def check_cluster(reply: ListNodesReply) -> Iterator[Finding]:
                 area="cluster",
                 what=model,
                 problem=f"no {role} instance of it is alive: requests get 503",
-                fix=f"systemctl start mc-{role}@INSTANCE on a host that has the model",
+                fix=start_one(role, is_local=is_local),
             )
 
 

@@ -184,7 +184,7 @@ class ScriptedDecode:
         self.interval_s = 0.001
         self.refuse: McError | None = None
         self.die_after: int | None = None
-        self.cancelled: list[RequestId] = []
+        self.cancelled: list[Cancel] = []
         self.generated: list[Generate] = []
         self.streams: dict[RequestId, Stream] = {}
         self.thread = LoopThread()
@@ -223,10 +223,10 @@ class ScriptedDecode:
                 stream = Stream(call, message, self.answer(message))
                 self.streams[message.request_id] = stream
                 self._step(stream)
-            case Cancel(request_id=request_id):
-                self.cancelled.append(request_id)
+            case Cancel() as message:
+                self.cancelled.append(message)
                 call.reply(Ok())
-                stopped = self.streams.pop(request_id, None)
+                stopped = self.streams.pop(message.request_id, None)
                 if stopped is not None:
                     self._end(stopped, "cancelled")
             case other:
@@ -562,6 +562,7 @@ def test_stop_string_ends_the_text_and_cancels(bench: Bench) -> None:
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["mooncake"]["published_blocks"] == 3
     wait_for(lambda: len(bench.decodes[0].cancelled) == 1)
+    assert bench.decodes[0].cancelled[0].is_complete, "nobody gave the answer up"
     assert not bench.decodes[0].streams
 
 
@@ -572,6 +573,8 @@ def test_leaving_client_cancels(bench: Bench) -> None:
         events = response.iter_bytes()
         next(events)
     wait_for(lambda: bool(bench.decodes[0].cancelled), 20)
+    assert not bench.decodes[0].cancelled[0].is_complete
+    assert bench.decodes[0].cancelled[0].why == "its client left"
     wait_for(lambda: not bench.decodes[0].streams)
     with contextlib.suppress(httpx.ReadTimeout):
         bench.http.post("/v1/chat/completions", json=chat(), timeout=0.3)

@@ -149,6 +149,8 @@ def test_answers_let_the_page_load_nothing_from_elsewhere(bench: Bench) -> None:
         assert "unsafe" not in policy
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert "://" not in reply.text.replace("http://www.w3.org/", "")
+    found = bench.http.get("/", follow_redirects=False)
+    assert (found.status_code, found.headers["location"]) == (303, "/status")
     for path in ("/status/..%2fpage.py", "/status/index", "/status/nothing"):
         assert bench.http.get(path).status_code == 404
     assert bench.http.post("/status/data.json", json={}).status_code == 405
@@ -191,6 +193,7 @@ def test_page_can_be_off(tmp_path: Path) -> None:
         for path in ("/status", "/status/data.json", "/status/page.js"):
             assert bench.http.get(path).status_code == 404
         assert bench.http.get("/metrics").status_code == 200
+        assert bench.http.get("/").json()["models"]
 
 
 def test_page_of_tenants_is_for_whom_metrics_are(

@@ -348,8 +348,8 @@ class Bench:
         match call.message:
             case Generate() as message:
                 self.requests.admit(call, message)
-            case Cancel(request_id=request_id):
-                self.requests.cancel(request_id)
+            case Cancel() as message:
+                self.requests.cancel(message)
                 call.reply(Ok())
             case other:
                 raise AssertionError(other)

@@ -55,14 +55,20 @@ What a script may rely on:
 """
 
 
-def all_verbs() -> Iterator[tuple[str, Printed | None]]:
-    """(words after mcctl, what it prints) of every verb."""
+def all_leaves() -> Iterator[tuple[str, Any]]:
+    """(words after mcctl, the command) of every verb."""
     root: Any = typer.main.get_command(app)
     for noun in COMMANDS:
         command = root.load(noun)
         leaves = getattr(command, "commands", None) or {"": command}
         for verb, leaf in leaves.items():
-            yield f"{noun} {verb}".strip(), printed_by(leaf.callback)
+            yield f"{noun} {verb}".strip(), leaf
+
+
+def all_verbs() -> Iterator[tuple[str, Printed | None]]:
+    """(words after mcctl, what it prints) of every verb."""
+    for words, leaf in all_leaves():
+        yield words, printed_by(leaf.callback)
 
 
 def output_page() -> str:

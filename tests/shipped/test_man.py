@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from shipped.output_page import all_verbs, output_page
+from shipped.output_page import all_leaves, all_verbs, output_page
 from shipped.pages import protocol_page
+from typer.testing import CliRunner
 
 from daemons.protocol import messages
 from mcctl import exit_codes, main
@@ -54,6 +55,30 @@ def test_mcctl_page_has_every_verb_and_flag(checkout: Path) -> None:
                 if flag not in text
             ]
     assert not missing
+
+
+def test_every_verb_is_told_in_eighty_columns_with_an_example_and_all_its_options() -> None:
+    for words, leaf in all_leaves():
+        examples = [line for line in (leaf.help or "").splitlines() if line.startswith("Example: ")]
+        assert examples, words
+        assert all(example.startswith(f"Example: mcctl {words}") for example in examples), words
+        assert all(len(f"  {example}") <= 80 for example in examples), words
+        assert not [p.name for p in leaf.params if not getattr(p, "help", "")], words
+
+
+def test_completion_offers_every_noun_and_verb() -> None:
+    def offered(*words: str) -> list[str]:
+        line = {"COMP_WORDS": f"mcctl {' '.join(words)} ", "COMP_CWORD": str(1 + len(words))}
+        asked = {"_MCCTL_COMPLETE": "complete_bash"} | line
+        return CliRunner().invoke(main.app, [], prog_name="mcctl", env=asked).output.split()
+
+    verbs: dict[str, list[str]] = {}
+    for words, _ in all_leaves():
+        noun, _, verb = words.partition(" ")
+        verbs.setdefault(noun, []).extend([verb] if verb else [])
+    assert set(offered()) >= set(verbs)
+    for noun, found in verbs.items():
+        assert set(offered(noun)) >= set(found), noun
 
 
 def test_mcctl_page_has_every_exit_code(checkout: Path) -> None:

@@ -154,6 +154,12 @@ def test_down_ends_daemons_that_hang_or_died(model: Path, home: dict[str, str]) 
     while (told := mcctl(home, "cluster", "status")).returncode != 7:
         assert time.monotonic() < deadline_s, told.stdout
     assert "does NOT serve" in told.stdout
+    seen: dict[str, Any] = {}
+    while not {each["what"] for each in seen.get("reasons", ())} >= {"tiny", "decode", "cachenode"}:
+        assert time.monotonic() < deadline_s, seen
+        seen = json.loads(mcctl(home, "status", "--output", "json").stdout)
+    assert (seen["health"], seen["is_serving"]) == ("down", False)
+    assert all(each["since_s"] > 0 and "mcctl logs" in each["next"] for each in seen["reasons"])
     down = answer(home, "cluster", "down", "--grace", "3")
     assert down["was_running"]
     assert not any(_exists(pid) for pid in pids.values())

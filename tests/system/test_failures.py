@@ -14,6 +14,7 @@ from kit.daemon import wait_for
 from kit.models import VOCAB_SIZE, make_tiny_model
 from kit.tokens import TokenClient, greedy, random_prompt
 
+from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import RequestId
 from daemons.protocol.request import Cancel
@@ -279,6 +280,13 @@ def test_cancelled_requests_free_everything(cluster: LocalCluster) -> None:
             return _gauge(http, cluster, "decode", "mc_decode_running") == 0
 
     wait_for(is_all_free, 20, "every decode slot free")
+
+    def are_all_listed_as_cancelled() -> bool:
+        with ClusterClient(cluster.master) as client:
+            listed = client.requests(6)
+        return all(each.outcome == "cancelled" and each.why == "its client left" for each in listed)
+
+    wait_for(are_all_listed_as_cancelled, 20, "all six requests listed as cancelled")
 
 
 def test_pool_smaller_than_the_traffic_evicts_and_stays_right(tmp_path: Path) -> None:

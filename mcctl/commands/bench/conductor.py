@@ -37,7 +37,7 @@ def conductor(
 
     \b
     Example: mcctl bench conductor
-    Example: mcctl bench conductor --instances 64 --blocks 2000 --policy time --policy kvcache-centric
+    Example: mcctl bench conductor --instances 64 --blocks 2000 --policy time
     """
     unknown = [name for name in policy or () if name not in POLICY_NAMES]
     if unknown:

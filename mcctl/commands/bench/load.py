@@ -63,8 +63,8 @@ def load(
     Measures the cluster of `mcctl cluster up` if it is up and serves what is asked for, else one of its own.
 
     \b
-    Example: mcctl bench load trace.jsonl --rate 0.5 --length-scale 0.1 --ttft-slo 2 --plot load.svg
-    Example: mcctl bench load chats --rate 4 --limit 200 --endpoint-http http://10.0.0.5:8000
+    Example: mcctl bench load trace.jsonl --rate 0.5 --ttft-slo 2 --plot load.svg
+    Example: mcctl bench load chats --rate 4 --endpoint-http http://10.0.0.5:8000
     """
     if plot is not None:
         check_plot(plot)

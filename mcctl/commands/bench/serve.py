@@ -59,7 +59,7 @@ def serve(
 
     \b
     Example: mcctl bench serve --oracle --output json
-    Example: mcctl bench serve --prefix 2048 --suffix 64 --endpoint-http http://127.0.0.1:8000
+    Example: mcctl bench serve --prefix 2048 --endpoint-http http://10.0.0.5:8000
     """
     if dtype is not None:
         check_dtype(dtype)

@@ -43,7 +43,7 @@ def store(
 
     \b
     Example: mcctl bench store
-    Example: mcctl bench store --running --endpoint tcp://10.0.0.1:7700 --writers 1,8
+    Example: mcctl bench store --running --endpoint tcp://10.0.0.1:7700
     Example: mcctl bench store --writers 0 --beside ~/published/bin/python
     """
     settings = settings_of(context)

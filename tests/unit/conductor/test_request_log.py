@@ -54,6 +54,16 @@ def test_outcome_is_kept_beside_the_prediction() -> None:
     assert log.newest(1, now_s=4)[0].why != "later"
 
 
+def test_request_that_its_client_left_is_cancelled_and_has_not_failed() -> None:
+    log = RequestLog(3)
+    for name, ok in (("a", True), ("b", False)):
+        logged(log, name)
+        done = RequestDone(request_id=RequestId(name), node=NodeId("d"), ok=ok, is_cancelled=True)
+        log.finish(done)
+    listed = log.newest(10, now_s=4)
+    assert [(each.outcome, each.state) for each in listed] == [("cancelled", "done")] * 2
+
+
 def refused(name: str, why: str = "no") -> Refused:
     asked = Schedule(
         request_id=RequestId(name), model="m", num_prompt_tokens=10, max_tokens=5, hashes=[]

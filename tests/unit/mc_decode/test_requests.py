@@ -165,7 +165,7 @@ def test_cancelled_while_it_waits_while_it_fills_and_while_it_decodes(bench: Ben
     bench.at_prefill(filling)
     bench.until(lambda: bench.requests.num_live == 3)
     for answer in (waiting, filling, decoding):
-        bench.client.post(Cancel(request_id=answer.request_id))
+        bench.client.post(Cancel(request_id=answer.request_id, why="its client left"))
     bench.until(lambda: all(answer.end for answer in (waiting, filling, decoding)))
     assert isinstance(waiting.error, Unavailable)
     assert isinstance(filling.error, Unavailable)
@@ -175,6 +175,18 @@ def test_cancelled_while_it_waits_while_it_fills_and_while_it_decodes(bench: Ben
     bench.until(lambda: is_free(bench) and bench.prefill.cancelled)
     assert bench.prefill.cancelled == [filling.request_id]
     assert not bench.puts, "a cancelled answer is not published"
+    said = [bench.done(answer) for answer in (waiting, filling, decoding)]
+    assert [(each.is_cancelled, each.why) for each in said] == [(True, "its client left")] * 3
+
+
+def test_answer_that_met_its_stop_string_was_not_cancelled(bench: Bench) -> None:
+    answer = bench.ask()
+    bench.fill(answer)
+    bench.client.post(Cancel(request_id=answer.request_id, is_complete=True))
+    bench.until(lambda: answer.end)
+    bench.let_go()
+    done = bench.done(answer)
+    assert (done.ok, done.is_cancelled, done.why) == (True, False, "")
 
 
 def test_cancelled_twice_or_after_its_end_is_fine(bench: Bench) -> None:
