@@ -60,6 +60,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     why_failed: str | None
     """Of the first."""
     offered_per_s: float
+    """0 where all are due at once."""
     answered_per_s: float
     output_tokens_per_s: float
     ttft_slo_s: float
@@ -179,7 +180,7 @@ def _result(source: str, plan: LoadPlan, sent: Sequence[_Sent], makespan_s: floa
         num_failed=states.count("failed"),
         num_not_sent=states.count("not sent"),
         why_failed=next((each.why for each in sent if each.state == "failed"), None),
-        offered_per_s=len(sent) / max(plan.requests[-1].arrival_s, 1e-9),
+        offered_per_s=len(sent) / span_s if (span_s := plan.requests[-1].arrival_s) else 0.0,
         answered_per_s=len(answers) / makespan_s,
         output_tokens_per_s=sum(answer.completion_tokens for answer in answers) / makespan_s,
         ttft_slo_s=slo.ttft_s,
@@ -215,8 +216,9 @@ def charts(result: LoadResult) -> str:
 def load_rows(result: LoadResult) -> list[tuple[str, str]]:
     """For people."""
     ttft, tbt = result.ttft_s, result.tbt_s
+    offered = f"{result.offered_per_s:.2f}/s offered" if result.offered_per_s else "all at once"
     return [
-        ("requests", f"{result.num_requests}, {result.offered_per_s:.2f}/s offered"),
+        ("requests", f"{result.num_requests}, {offered}"),
         ("answered", f"{result.num_answered}, {result.answered_per_s:.2f}/s"),
         ("rejected (429)", str(result.num_rejected)),
         ("failed", f"{result.num_failed} {result.why_failed or ''}".strip()),

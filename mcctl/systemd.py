@@ -1,5 +1,6 @@
 """The units of this host, by systemctl and journalctl: which there are, how they are, what they said."""
 
+import re
 import shutil
 import subprocess
 import threading
@@ -18,6 +19,8 @@ _ASK_S: Final = 10.0
 _JOB_S: Final = 300.0
 """Longer than any unit may take to start or stop."""
 _NOT_LOADED: Final = 5
+PRESERVES_FDS: Final = 254
+"""The first version whose FileDescriptorStorePreserve= keeps an fd store over stop and start."""
 _WITHOUT: Final = "`mcctl cluster up` keeps a cluster without units"
 _PROPERTIES: Final = "Id,LoadState,ActiveState,SubState,StatusText,MainPID,NRestarts,MemoryCurrent,UnitFileState,Result"
 
@@ -47,6 +50,16 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     time_s: float
     line: str
+
+
+def running_version() -> int | None:
+    """Of the systemd that runs this host; None where none does."""
+    try:
+        said = _ask("systemctl", "show", "--property=Version")
+    except Unavailable:
+        return None
+    number = re.match(r"Version=v?(\d+)", said)
+    return int(number[1]) if number else None
 
 
 def units() -> list[Unit]:

@@ -123,8 +123,8 @@ def _facts(result: StatusResult) -> list[tuple[str, str]]:
 
 
 def _why(reason: Reason) -> str:
-    since = "" if reason.since_s is None else f", for {format_duration(reason.since_s)}"
-    return f"{reason.what}: {reason.problem}{since}\n{reason.meaning}\nnext: {reason.next}"
+    since = "" if reason.since_s is None else f", since {format_duration(reason.since_s)}"
+    return f"{reason.what}{since}: {reason.problem}\n{reason.meaning}\nnext: {reason.next}"
 
 
 def _counts(counts: dict[str, int]) -> str:

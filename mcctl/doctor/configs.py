@@ -19,6 +19,7 @@ from mcctl.doctor.host import Host
 from mcctl.doctor.keys import CREDENTIALS, check_keys
 from mcctl.doctor.ports import Wanted, check_ports, parse
 from mcctl.file_system import file_system
+from mcctl.systemd import PRESERVES_FDS
 
 _MOST_OF_MEMORY: Final = 0.9
 _MODEL_FILES: Final = ("config.json", "tokenizer.json")
@@ -59,6 +60,7 @@ def check_configs(loaded: Sequence[Loaded], host: Host) -> Iterator[Finding]:
     yield from _check_memory(loaded, host)
     for item in loaded:
         yield from _check_segment(item)
+        yield from _check_fd_store(item, host)
         yield from _check_models(item)
         yield from _check_secret(item)
         yield from _check_exposure(item)
@@ -132,6 +134,33 @@ def _check_segment(item: Loaded) -> Iterator[Finding]:
             problem=f"{what} has {format_size(found.size_bytes)}, `segment.size` is {format_size(wanted)}",
             fix=f"mount -o remount,size={_with_room(wanted)} {found.mount}, or lower `segment.size`",
         )
+
+
+def _check_fd_store(item: Loaded, host: Host) -> Iterator[Finding]:
+    """Memory without a file: what its owner does not expect is that a stop empties it."""
+    if not isinstance(item.config, CachenodeConfig) or item.config.segment.directory:
+        return
+    what = f"`segment.directory` of {item.path} is empty"
+    tmpfs = 'segment.directory = "/var/lib/mooncake/segments", which keeps blocks over a stop too'
+    version = host.systemd_version
+    if version is None:
+        problem, fix = "without systemd nobody keeps its blocks when the process ends", tmpfs
+    elif version < PRESERVES_FDS:
+        problem = (
+            f"systemd {version} keeps its blocks over a crash and a restart, not over stop and start; "
+            f"{PRESERVES_FDS} is the first that can"
+        )
+        fix = tmpfs
+    else:
+        problem = "its blocks are kept over a crash and a restart, over stop and start only if the unit says so"
+        fix = f"systemctl edit the unit: [Service], FileDescriptorStorePreserve=yes; or {tmpfs}"
+    yield Finding(
+        severity="info" if version is not None else "warning",
+        area="memory",
+        what="fd store",
+        problem=f"{what}: {problem}",
+        fix=fix,
+    )
 
 
 def _with_room(size: int) -> str:

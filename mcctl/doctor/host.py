@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mcctl import systemd
+
 _TIME_ERROR: Final = 5
 """adjtimex: the clock is not synchronized (TIME_ERROR)."""
 _TIMEX_BYTES: Final = 512
@@ -18,11 +20,15 @@ class Host:
     memory_bytes: int
     is_clock_synchronized: bool | None
     """None where the kernel does not say."""
+    systemd_version: int | None = None
+    """None where there is no systemd."""
 
 
 def read_host() -> Host:
     """As it is now."""
-    return Host(_memory_bytes(Path("/proc/meminfo")), _is_clock_synchronized())
+    return Host(
+        _memory_bytes(Path("/proc/meminfo")), _is_clock_synchronized(), systemd.running_version()
+    )
 
 
 def _memory_bytes(meminfo: Path) -> int:

@@ -155,6 +155,24 @@ def test_ports_that_two_configs_want_and_addresses_of_other_hosts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "severity", "said"),
+    [
+        (252, "info", "systemd 252 keeps its blocks over a crash and a restart, not over stop"),
+        (254, "info", "over stop and start only if the unit says so"),
+        (None, "warning", "without systemd nobody keeps its blocks"),
+    ],
+)
+def test_what_the_fd_store_keeps_is_told(
+    tmp_path: Path, version: int | None, severity: str, said: str
+) -> None:
+    host = Host(8 << 30, is_clock_synchronized=True, systemd_version=version)
+    text = '[segment]\ndirectory = ""\nsize = "64MiB"\n'
+    (found,) = [f for f in check(tmp_path, host, mc_cachenode__a=text) if f.what == "fd store"]
+    assert (found.severity, said in found.problem) == (severity, True)
+    assert "/var/lib/mooncake/segments" in found.fix
+
+
+@pytest.mark.parametrize(
     ("address", "parsed"),
     [
         ("tcp://127.0.0.1:7700", ("127.0.0.1", 7700)),
