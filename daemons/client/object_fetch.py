@@ -24,6 +24,7 @@ from daemons.client.object_format import (
 )
 from daemons.client.object_lookup import ObjectLookup
 from daemons.client.object_reader import ObjectReader, Place
+from daemons.client.object_together import FAILOVER_BYTES_PER_S, FAILOVER_S, Together
 from daemons.client.object_writer import Item
 from daemons.client.steps import Steps, work
 from daemons.core.errors import McError, Rejected, TransferError, Unavailable
@@ -35,10 +36,6 @@ from daemons.transfer import ByteArray
 
 _PARALLEL_BYTES: Final = 4 * MIB
 """Below it handing work to other threads costs more than it saves."""
-_FAILOVER_S: Final = 0.15
-_FAILOVER_BYTES_PER_S: Final = 100 * MIB
-"""A replica that is slower is given up where there is another one."""
-
 _WINDOW_CHUNKS: Final = 256
 _ATTEMPTS: Final = 3
 _REPORTED_S: Final = 0.01
@@ -62,6 +59,7 @@ class ObjectFetch:
         self._lookup = lookup
         self._pool = pool
         self._health = NodeHealth(on_suspect=lookup.report_suspect)
+        self._together = Together(reader.engine, self._health)
         self._num_workers = num_workers
         self._thread = threading.local()
 
@@ -93,14 +91,12 @@ class ObjectFetch:
         results: list[Value] = [None] * len(names)
         done: set[int] = set()
 
-        def fetch_near(indexes: Sequence[int]) -> None:
-            if targets is None or len(indexes) < 2:
+        def fetch_together(indexes: Sequence[int]) -> None:
+            if len(indexes) < 2:
                 return
-            near = [i for i in indexes if isinstance(found[i], Found)]
-            at = [(found[i].places[0].location, targets[i]) for i in near]  # type: ignore[union-attr]
-            for index, footer in zip(near, self._reader.read_near_batch(at), strict=True):
-                if footer is not None and (types is None or _is_type(footer, types[index])):
-                    results[index] = targets[index]
+            for index, footer, body in self._together.read(indexes, found, targets, deadline_s):
+                if types is None or _is_type(footer, types[index]):
+                    results[index] = body
                     done.add(index)
 
         def fetch(index: int) -> None:
@@ -121,7 +117,7 @@ class ObjectFetch:
                 results[index] = error
 
         total = sum(at.value_bytes for at in found if isinstance(at, Found))
-        self._run(range(len(names)), fetch, total if len(names) > 1 else 0, fetch_near)
+        self._run(range(len(names)), fetch, total if len(names) > 1 else 0, fetch_together)
         return results
 
     def typed(self, name: bytes, timeout_s: float) -> Steps[tuple[ByteArray, ValueType] | None]:
@@ -328,7 +324,7 @@ class ObjectFetch:
             if index + 1 == len(ranked) and place in doubted:
                 left_s = min(left_s, PATIENT_S)
             if index + 1 < len(ranked) or may_ask:
-                left_s = min(left_s, _FAILOVER_S + num_bytes / _FAILOVER_BYTES_PER_S)
+                left_s = min(left_s, FAILOVER_S + num_bytes / FAILOVER_BYTES_PER_S)
             left_s = max(0.05, left_s)
             try:
                 if place.location.tier == "dram":

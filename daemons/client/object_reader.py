@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from daemons.client.object_batch import read_near
 from daemons.client.object_format import FOOTER_BYTES, Footer, parse_footer
+from daemons.client.object_stream import Arriving, receive, trailer_of
 from daemons.core.errors import Unavailable
 from daemons.core.units import KIB
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import Grant
-from daemons.store.seal import BadSeal, Trailer, parse_trailer
+from daemons.store.seal import BadSeal, Trailer
 from daemons.transfer import ByteArray, Read, TransferEngine, contiguous
 
 _WHOLE_BYTES: Final = 64 * KIB
@@ -37,13 +37,7 @@ class ObjectReader:
     """Thread safe. Raises BadSeal, TransferError and Unavailable of the one replica it is asked to read."""
 
     def __init__(self, engine: TransferEngine) -> None:
-        self._engine = engine
-
-    def read_near_batch(
-        self, wanted: Sequence[tuple[BlockLocation, ByteArray]]
-    ) -> list[Footer | None]:
-        """See object_batch.py."""
-        return read_near(self._engine, wanted)
+        self.engine = engine
 
     def read_object(
         self, place: Place, target: ByteArray | None, timeout_s: float
@@ -53,22 +47,19 @@ class ObjectReader:
         body_bytes = at.length - FOOTER_BYTES
         if body_bytes < 0:
             raise BadSeal("the block is no object")
-        near = self._engine.mapped(at.region)
+        near = self.engine.mapped(at.region)
         if near is not None:
             return self._read_near(at, near, target)
         if body_bytes <= _WHOLE_BYTES:
             return self._read_small(place, target, timeout_s)
-        deadline_s = time.monotonic() + timeout_s
-        ending = self._read(place, body_bytes, _end(at), timeout_s)
-        trailer = _trailer(at, ending[FOOTER_BYTES:].data)
-        footer = parse_footer(ending[:FOOTER_BYTES].data)
-        body = _body(footer, body_bytes, target)
-
-        def read(start: int, part: ByteArray) -> None:
-            self._read_into(place, start, part, max(0.001, deadline_s - time.monotonic()))
-
-        _read_pieces(read, trailer, (0, trailer.num_layers), [body, ending[:FOOTER_BYTES]])
-        return footer, body
+        body = target
+        if body is None or body.nbytes != body_bytes:
+            body = np.empty(body_bytes, np.uint8)
+        arriving = Arriving(at, body)
+        receive(self.engine, (at, place.grant), [arriving], timeout_s)
+        if not arriving.is_good or arriving.footer is None:
+            raise BadSeal(arriving.why)
+        return arriving.footer, body
 
     def _read_near(
         self,
@@ -83,7 +74,7 @@ class ObjectReader:
             raise BadSeal("it lies outside the node's memory")
         stored = memory[at.offset : at.offset + _end(at)]
         ending = stored[body_bytes:].copy()
-        trailer = _trailer(at, ending[FOOTER_BYTES:].data)
+        trailer = trailer_of(at, ending[FOOTER_BYTES:].data)
         footer = parse_footer(ending[:FOOTER_BYTES].data)
         if target is None and not footer.chunk_bytes:
             # What becomes bytes in the end is bytes from the start: `value_of` finds them.
@@ -104,7 +95,7 @@ class ObjectReader:
         """Of a block whose last piece is verified by it; for a look at what an object is."""
         at = place.location
         ending = self._read(place, max(0, at.length - FOOTER_BYTES), _end(at), timeout_s)
-        trailer = _trailer(at, ending[FOOTER_BYTES:].data)
+        trailer = trailer_of(at, ending[FOOTER_BYTES:].data)
         first = (trailer.num_layers - 1) * trailer.piece_bytes
         last = self._read(place, first, at.length, timeout_s)
         _check(last.data, trailer, trailer.num_layers - 1)
@@ -112,24 +103,17 @@ class ObjectReader:
 
     def read_chunk(self, place: Place, target: ByteArray, timeout_s: float) -> None:
         """All of a chunk, which has no footer."""
-        at = place.location
-        if at.length != target.nbytes:
-            raise BadSeal(f"a chunk of {at.length} bytes where {target.nbytes} were expected")
-        deadline_s = time.monotonic() + timeout_s
-        packed = self._read(place, at.length, _end(at), timeout_s)
-        trailer = _trailer(at, packed.data)
-
-        def read(start: int, part: ByteArray) -> None:
-            self._read_into(place, start, part, max(0.001, deadline_s - time.monotonic()))
-
-        _read_pieces(read, trailer, (0, trailer.num_layers), [target])
+        arriving = Arriving(place.location, target, footer_bytes=0)
+        receive(self.engine, (place.location, place.grant), [arriving], timeout_s)
+        if not arriving.is_good:
+            raise BadSeal(arriving.why)
 
     def read_range(self, place: Place, start: int, target: ByteArray, timeout_s: float) -> None:
         """Bytes from `start` of a block's payload; whole pieces are read and verified for it."""
         at = place.location
         deadline_s = time.monotonic() + timeout_s
         packed = self._read(place, at.length, _end(at), timeout_s)
-        trailer = _trailer(at, packed.data)
+        trailer = trailer_of(at, packed.data)
         piece, end = trailer.piece_bytes, start + target.nbytes
         if not 0 <= start <= end <= at.length:
             raise BadSeal(f"bytes {start} to {end} of {at.length}")
@@ -147,7 +131,7 @@ class ObjectReader:
     ) -> tuple[Footer, ByteArray]:
         at = place.location
         whole = self._read(place, 0, _end(at), timeout_s)
-        trailer = _trailer(at, whole[at.length :].data)
+        trailer = trailer_of(at, whole[at.length :].data)
         piece = trailer.piece_bytes
         for index in range(trailer.num_layers):
             _check(whole[index * piece : min(at.length, (index + 1) * piece)].data, trailer, index)
@@ -168,7 +152,7 @@ class ObjectReader:
         read = Read(
             contiguous(at.offset + start, target.nbytes), target, contiguous(0, target.nbytes)
         )
-        self._engine.read(at.region, [read], capability=place.grant, timeout_s=timeout_s)
+        self.engine.read(at.region, [read], capability=place.grant, timeout_s=timeout_s)
 
 
 def value_of(body: ByteArray) -> bytes:
@@ -214,13 +198,6 @@ def _body(footer: Footer, body_bytes: int, target: ByteArray | None) -> ByteArra
 
 def _end(at: BlockLocation) -> int:
     return at.length + at.trailer_bytes
-
-
-def _trailer(at: BlockLocation, packed: memoryview) -> Trailer:
-    trailer = parse_trailer(packed, at.seal_checksum, at.hash)
-    if trailer.length != at.length or not trailer.piece_bytes:
-        raise BadSeal("the trailer is of a block of another shape")
-    return trailer
 
 
 def _check(piece: memoryview, trailer: Trailer, index: int) -> None:

@@ -223,17 +223,22 @@ def send(sock: socket.socket, vectors: Iterator[memoryview], batch: Batch) -> No
 
 def fill(sock: socket.socket, vectors: Iterator[memoryview], batch: Batch) -> None:
     """Scatter straight into memory until the batch's deadline or cancel."""
-    moved_s = time.monotonic()
     for window in wire.windows(vectors):
-        while window:
-            try:
-                count = wire.receive_window(sock, window)
-            except BlockingIOError:
-                batch.check_stall(moved_s)
-                continue
-            if count == 0:
-                raise ConnectionResetError("the peer closed the connection")
-            wire.drop_front(window, count)
-            moved_s = time.monotonic()
-            if window:
-                batch.remaining_s()
+        fill_window(sock, window, batch)
+
+
+def fill_window(sock: socket.socket, window: list[memoryview], batch: Batch) -> None:
+    """The same for what one call can take; nothing of it is left in `window`."""
+    moved_s = time.monotonic()
+    while window:
+        try:
+            count = wire.receive_window(sock, window)
+        except BlockingIOError:
+            batch.check_stall(moved_s)
+            continue
+        if count == 0:
+            raise ConnectionResetError("the peer closed the connection")
+        wire.drop_front(window, count)
+        moved_s = time.monotonic()
+        if window:
+            batch.remaining_s()

@@ -9,12 +9,14 @@ from daemons.core.errors import ProtocolError, TransferError
 from daemons.protocol.segment import Grant, RegionRef, Strided
 from daemons.transfer.capability import encode_grant
 from daemons.transfer.device_memory import on_host
-from daemons.transfer.strided import contiguous, copy, iovecs, iovecs_of, length_of
+from daemons.transfer.strided import contiguous, copy, iovecs_of, length_of
 from daemons.transfer.transports import exchange, wire
 from daemons.transfer.transports.base import ReadBatch, WriteBatch, describe
 from daemons.transfer.transports.exchange import Stream
 
 _MAX_INLINE_ROWS = 256
+_FINISHED_BYTES = 256 << 10
+"""Reads that report are received so many bytes at a time at least, and are in the CPU's cache when they do."""
 
 
 def parts_of(count: int) -> Iterator[range]:
@@ -77,14 +79,32 @@ def read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
         vectors = iovecs_of([(on_host(local).data, target) for _, local, target in reads])
         exchange.fill(stream.sock, itertools.chain(vectors, [trailer]), batch)
     else:
-        for index, read in enumerate(reads, part.start):
-            exchange.fill(stream.sock, iovecs(on_host(read.local).data, read.target), batch)
-            batch.finish(index)
+        for group, windows in list(_finished_together(batch, part)):
+            for window in windows:
+                exchange.fill_window(stream.sock, window, batch)
+            for index in group:
+                batch.finish(index)
         exchange.fill(stream.sock, iter([trailer]), batch)
     magic, after = wire.TRAILER.unpack(trailer)
     if magic != wire.MAGIC:
         raise ProtocolError(f"{describe(batch.region.address)} lost step on the data connection")
     batch.check_generation(after)
+
+
+def _finished_together(
+    batch: ReadBatch, part: range
+) -> Iterator[tuple[range, list[list[memoryview]]]]:
+    """Which reads report after which calls. Short ones share a call: it costs more than their bytes."""
+    start, num_bytes = part.start, 0
+    for index in part:
+        num_bytes += batch.reads[index].remote.length
+        if num_bytes < _FINISHED_BYTES and index + 1 < part.stop:
+            continue
+        group = range(start, index + 1)
+        reads = [batch.reads[number] for number in group]
+        vectors = iovecs_of([(on_host(local).data, target) for _, local, target in reads])
+        yield group, list(wire.windows(vectors))
+        start, num_bytes = index + 1, 0
 
 
 def _scatter(payload: memoryview, batch: ReadBatch, part: range) -> None:
