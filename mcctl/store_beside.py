@@ -71,7 +71,8 @@ def run(master: str, python: Path, rounds: int, progress: Progress) -> list[Stor
         PublishedStore(python) as published,
         Store(master, namespace=NAMESPACE, timeout_s=20.0, num_threads=1) as store,
         TransferEngine(transports=("tcp",)) as engine,
-        Store(master, namespace=NAMESPACE, timeout_s=20.0, num_threads=1, engine=engine) as far,
+        # As many threads as it takes by default: so does the published client, and the nodes have one for each.
+        Store(master, namespace=NAMESPACE, timeout_s=20.0, engine=engine) as far,
     ):
         try:
             return [_compare(each, published, rounds, progress) for each in _measures(store, far)]

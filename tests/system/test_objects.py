@@ -17,6 +17,7 @@ from kit.daemon import wait_for
 from kit.object_pool import ObjectPool
 
 from daemons.core.errors import Conflict, Exhausted, McError, Unavailable
+from daemons.transfer import TransferEngine
 from mcctl import Store
 from mcctl.main import main
 from mcctl.object_archive import export_objects, import_objects
@@ -47,20 +48,30 @@ def test_values_of_all_sizes_come_back_whole_and_in_parts(pool: ObjectPool, stor
     assert all(isinstance(v, int) for v in store.put_many(list(values.items())))
     time.sleep(0.1)
     with other(pool, store) as reader:
-        assert reader.get_many(list(values)) == list(values.values())
-        for name, value in values.items():
-            target = bytearray(len(value))
-            assert reader.get_into(name, target) == len(value)
-            assert target == value
-            start, length = len(value) // 3, len(value) // 2
-            assert reader.get_range(name, start, length) == value[start : start + length]
-        targets = [bytearray(len(value)) for value in values.values()]
-        lengths = reader.get_into_many(list(zip(values, targets, strict=True)))
-        assert lengths == [len(value) for value in values.values()]
-        assert targets == list(values.values())
-        assert {each.name.decode(): each.value_bytes for each in reader.list("v")} == {
-            name: len(value) for name, value in values.items()
-        }
+        assert_read(reader, values)
+    with (
+        TransferEngine(transports=("tcp",)) as engine,
+        Store(pool.endpoint, namespace=store.namespace, engine=engine) as far,
+    ):
+        assert_read(far, values)
+
+
+def assert_read(reader: Store, values: dict[str, bytes]) -> None:
+    """One by one, in parts and together."""
+    assert reader.get_many(list(values)) == list(values.values())
+    for name, value in values.items():
+        target = bytearray(len(value))
+        assert reader.get_into(name, target) == len(value)
+        assert target == value
+        start, length = len(value) // 3, len(value) // 2
+        assert reader.get_range(name, start, length) == value[start : start + length]
+    targets = [bytearray(len(value)) for value in values.values()]
+    lengths = reader.get_into_many(list(zip(values, targets, strict=True)))
+    assert lengths == [len(value) for value in values.values()]
+    assert targets == list(values.values())
+    assert {each.name.decode(): each.value_bytes for each in reader.list("v")} == {
+        name: len(value) for name, value in values.items()
+    }
 
 
 def test_large_values_are_read_together_by_few_threads(pool: ObjectPool, store: Store) -> None:
