@@ -112,10 +112,10 @@ def plan_cluster(
                 tables["master"] = {"endpoint": master}
             if role in ("cachenode", "prefill", "decode"):
                 tables["node"]["listen"] = f"tcp://127.0.0.1:{next(ports)}"
+                tables["node"]["state_dir"] = str(directory / "state" / node_id)
                 tables["transfer"] = {"unix_dir": str(scratch[0] / node_id)}
             if role == "cachenode":
                 tables["node"] |= {"domain": node_id} if options.replicas > 1 else {}
-                tables["node"]["state_dir"] = str(directory / "state" / node_id)
                 tables |= _memory_tables(options, scratch[1] / node_id)
             elif role in ("prefill", "decode"):
                 tables |= _instance_tables(options)

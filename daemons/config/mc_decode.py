@@ -25,6 +25,9 @@ class NodeSection(Section, frozen=True, kw_only=True):
     id: Name = "decode"
     listen: Told = "tcp://127.0.0.1:7730"
     metrics: Metrics = "127.0.0.1:9730"
+    state_dir: str = ""
+    """For what was tried of kernels here, so that a restart is quicker. Empty: $STATE_DIRECTORY under systemd, else
+    ~/.local/state/mooncake/ID."""
 
 
 class DecodeSection(Section, frozen=True, kw_only=True):

@@ -24,6 +24,9 @@ class NodeSection(Section, frozen=True, kw_only=True):
     id: Name = "prefill"
     listen: Told = "tcp://127.0.0.1:7720"
     metrics: Metrics = "127.0.0.1:9720"
+    state_dir: str = ""
+    """For what was tried of kernels here, so that a restart is quicker. Empty: $STATE_DIRECTORY under systemd, else
+    ~/.local/state/mooncake/ID."""
 
 
 class PrefillSection(Section, frozen=True, kw_only=True):

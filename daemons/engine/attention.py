@@ -17,6 +17,7 @@ from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.linear import ROW_BUCKETS
 from daemons.engine.models.config import DecoderConfig
+from daemons.engine.probe_record import recall
 from daemons.engine.slots import round_up
 
 PROBE_CHUNKS = (0, 1, 4)  # keys before the rows, in chunks: the kernel splits keys every 512
@@ -27,7 +28,11 @@ class Attention:
 
     def __init__(self, config: DecoderConfig, arena: KvArena, num_positions: int) -> None:
         self.masks = Masks(num_positions, arena.rows)
-        self._good_rows = try_rows(config.head_dim, arena.rows)
+        self._good_rows = recall(
+            f"attention {config.head_dim}",
+            tuple[int, ...],
+            lambda: try_rows(config.head_dim, arena.rows),
+        )
 
     def rows_to_run(self, num_rows: int) -> int:
         """The smallest good row count that holds `num_rows`."""

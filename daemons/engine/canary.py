@@ -19,8 +19,8 @@ from daemons.engine.kv_arena import KvSlot
 from daemons.engine.runner import DecodeRow, Runner
 
 PROMPT_TOKENS = CHUNK_TOKENS + 141  # ends off every edge
-DECODE_FROM = CHUNK_TOKENS - 3  # decode steps cross a chunk boundary
-DECODE_STEPS = 6
+DECODE_STEPS = 6  # across a chunk boundary
+BRIEF_STEPS = 2  # one on either side
 COMPANIONS = (0, 17, 100, 255)  # positions of the rows that share the batch
 
 
@@ -34,14 +34,16 @@ class CanaryResult:
     reason: str | None
 
 
-def run_canary(runner: Runner) -> CanaryResult:
+def run_canary(runner: Runner, known_signature: str | None = None) -> CanaryResult:
     """Compare bit for bit. Needs a mostly free arena.
 
+    `known_signature` is of an earlier start of the same machine, code and model that found no difference: where all KV
+    of the prompt is the same bits again, fewer of the same comparisons are made.
     Tells the runner what it saw: `is_decode_canonical` and `kv_signature`.
     """
     begin = time.monotonic()
     try:
-        reuse_reason, decode_reason = find_differences(runner)
+        reuse_reason, decode_reason = find_differences(runner, known_signature)
     except Exhausted as error:
         reuse_reason = decode_reason = f"the KV arena has no room for the canary: {error}"
     runner.is_decode_canonical = decode_reason is None
@@ -54,7 +56,9 @@ def run_canary(runner: Runner) -> CanaryResult:
     )
 
 
-def find_differences(runner: Runner) -> tuple[str | None, str | None]:
+def find_differences(
+    runner: Runner, known_signature: str | None = None
+) -> tuple[str | None, str | None]:
     """What differs under reuse, and what differs in decode; None is nothing."""
     num_tokens = min(PROMPT_TOKENS, runner.max_positions)
     tokens = [index * 7919 % runner.config.vocab_size for index in range(num_tokens)]
@@ -62,18 +66,25 @@ def find_differences(runner: Runner) -> tuple[str | None, str | None]:
         logits = runner.prefill(whole, tokens)
         runner.kv_signature = signature(whole.kv[:, :, :num_tokens])
         reuse = None
+        is_brief = runner.kv_signature == known_signature
         block = runner.arena.geometry.block_tokens
-        for split in (CHUNK_TOKENS, num_tokens // block * block, 2 * block):
+        splits = (num_tokens // block * block, CHUNK_TOKENS, 2 * block)[: 1 if is_brief else 3]
+        for split in splits:
             if 0 < split < num_tokens and reuse is None:
                 copy_prefix(part, whole, split)
                 same = torch.equal(runner.prefill(part, tokens, split), logits)
                 if not (same and same_kv(part, whole, 0, num_tokens)):
                     reuse = f"a prefix of {split} tokens, reused, changes the rest of {num_tokens}"
-        return reuse, find_decode_difference(runner, tokens, (whole, part), logits)
+        num_steps = BRIEF_STEPS if is_brief else DECODE_STEPS
+        return reuse, find_decode_difference(runner, tokens, (whole, part), logits, num_steps)
 
 
 def find_decode_difference(
-    runner: Runner, tokens: list[int], pair: tuple[KvSlot, KvSlot], logits: torch.Tensor
+    runner: Runner,
+    tokens: list[int],
+    pair: tuple[KvSlot, KvSlot],
+    logits: torch.Tensor,
+    num_steps: int,
 ) -> str | None:
     """Decode alone against prefill, then in company against alone."""
     whole, part = pair
@@ -81,13 +92,13 @@ def find_decode_difference(
     copy_prefix(part, whole, last)
     if not torch.equal(runner.decode([DecodeRow(part, tokens[last], last)])[0], logits):
         return f"a decode step at position {last} gives other logits than prefill"
-    first = min(DECODE_FROM, last - DECODE_STEPS)
+    first = min(CHUNK_TOKENS - num_steps // 2, last - num_steps)
     with slots(runner, [position + 1 for position in COMPANIONS]) as company:
         others = [
             DecodeRow(slot, tokens[position % last], min(position, last))
             for slot, position in zip(company, COMPANIONS, strict=True)
         ]
-        for position in range(max(first, 0), first + DECODE_STEPS):
+        for position in range(max(first, 0), first + num_steps):
             row = DecodeRow(part, tokens[position], position)
             alone = runner.decode([row])[0]
             if not same_kv(part, whole, position, position + 1):

@@ -21,6 +21,7 @@ from daemons.engine.attention import Attention, Masks, cancelling_probe
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models.config import DecoderConfig
+from daemons.engine.probe_record import recall
 from daemons.engine.slots import round_up
 
 KEY_GRIDS: Final = (64, CHUNK_TOKENS)
@@ -119,7 +120,11 @@ class DecodeAttention:
         self.arena_rows = arena.rows
         self.num_layers = config.num_layers
         self.masks = attention.masks
-        self.form = choose_form(config, attention, arena.rows)
+        self.form = recall(
+            f"decode {config.num_heads} {config.num_kv_heads} {config.head_dim}",
+            DecodeForm,
+            lambda: choose_form(config, attention, arena.rows),
+        )
         # Of the step before: making them costs a step more than all its other bookkeeping.
         self._views: dict[Run, Views] = {}
 

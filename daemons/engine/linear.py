@@ -16,6 +16,8 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from daemons.engine.probe_record import recall
+
 # Row counts a product may run at. Few, so that each can be tried; dense where decode lives.
 ROW_BUCKETS: Final = (4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 160, 192, 224, 256)
 PACK_ROWS: Final = 8  # the row count that packing is tuned for
@@ -113,7 +115,12 @@ class Linear:
         )
         if shape not in _choices:
             candidates = ways(weight, may_turn=may_turn or is_kept, is_kept=is_kept)
-            _choices[shape] = choose_way(candidates, weight, bias, (reference_rows, max_rows))
+            number, tried = recall(
+                f"linear {shape}",
+                tuple[int, tuple[int, ...]],
+                lambda: choose_way(candidates, weight, bias, (reference_rows, max_rows)),
+            )
+            _choices[shape] = candidates[number], tried
         way, good = _choices[shape]
         self._multiply = way(weight, bias)
         self._padded: dict[int, torch.Tensor] = {}
@@ -147,8 +154,8 @@ def choose_way(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     rows_range: tuple[int, int],
-) -> tuple[Way, tuple[int, ...]]:
-    """The first way good from few rows on, else the first one; and its good row counts."""
+) -> tuple[int, tuple[int, ...]]:
+    """The number of the first way good from few rows on, else of the first one; and its good row counts."""
     reference_rows, max_rows = rows_range
     buckets = [rows for rows in ROW_BUCKETS if rows <= max_rows]
     if max_rows == ROW_BUCKETS[-1]:
@@ -157,15 +164,15 @@ def choose_way(
     # A bias may choose the kernel, but a value in it would drown the rounding.
     no_bias = None if bias is None else torch.zeros_like(bias)
     tried = []
-    for way in candidates:
+    for number, way in enumerate(candidates):
         multiply = way(probe_weight, no_bias)
         expected = torch.cat([multiply(piece) for piece in pieces(probe_x, reference_rows)])
         good = tuple(
             rows for rows in buckets if torch.equal(multiply(probe_x[:rows]), expected[:rows])
         )
         if set(good) >= {rows for rows in ROW_BUCKETS if DECODE_ROWS <= rows <= max_rows}:
-            return way, good
-        tried.append((way, good))
+            return number, good
+        tried.append((number, good))
     return tried[0]
 
 

@@ -1,9 +1,11 @@
 """The engine in torch: a real checkpoint, on CPU or CUDA."""
 
 import logging
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -16,6 +18,7 @@ from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models import read_geometry
+from daemons.engine.probe_record import FILE_NAME, ProbeRecord, key_of, using
 from daemons.engine.runner import DecodeRow, Runner
 from daemons.engine.sampler import Sampler, sample_batch
 from daemons.engine.sequence import Sequence
@@ -26,6 +29,9 @@ from daemons.protocol.request import SamplingParams
 from daemons.transfer import GenerationTable, TransferEngine, allocate_shared
 
 log = logging.getLogger(__name__)
+
+_SIGNATURE: Final = "canary"
+"""Of the prompt's KV at a start that found no difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,13 @@ class TorchEngine:
         self.staging.download(_own(slot), start, end, layer)
 
 
-def open_torch(model: ModelSection, engine: EngineSection, transfer: TransferEngine) -> Instance:
-    """Load the model, run the canary. Raises ConfigError for a directory or a size that cannot serve."""
+def open_torch(
+    model: ModelSection, engine: EngineSection, transfer: TransferEngine, state: Path | None = None
+) -> Instance:
+    """Load the model, run the canary. Raises ConfigError for a directory or a size that cannot serve.
+
+    What is tried of kernels meanwhile is kept in the directory `state` for the next start.
+    """
     model_dir = model_directory(model)
     _check_device(engine.device)
     geometry = read_geometry(model_dir, engine.dtype, engine.block_tokens)
@@ -88,14 +99,40 @@ def open_torch(model: ModelSection, engine: EngineSection, transfer: TransferEng
         device=engine.device,
     )
     staging = Staging(arena, memory.view, is_same=is_host)
-    runner = Runner(model_dir, arena, threads=engine.threads, device=engine.device)
-    canary = run_canary(runner)
+    runner, canary = _start_runner(model_dir, engine, arena, state)
     if not canary.reuse_equal:
         log.warning("KV reuse is off here why=%s", canary.reason)
     description = _describe(model, engine, runner, canary)
     return Instance(
         transfer, memory, region, generations, arena, TorchEngine(runner, staging), description
     )
+
+
+def _start_runner(
+    model_dir: Path, engine: EngineSection, arena: KvArena, state: Path | None
+) -> tuple[Runner, CanaryResult]:
+    """With what an equal start before this one found out, where there was one."""
+    record = None
+    if state is not None:
+        torch.set_num_threads(engine.threads)  # the key says what it is
+        key = key_of(model_fingerprint(model_dir), engine.dtype, engine.device, engine.threads)
+        record = ProbeRecord(state / FILE_NAME, key)
+    began_s = time.monotonic()
+    with using(record):
+        runner = Runner(model_dir, arena, threads=engine.threads, device=engine.device)
+        known = None if record is None else record.find(_SIGNATURE)
+        canary = run_canary(runner, known)
+    log.info(
+        "model loaded seconds=%.1f canary=%.1f known=%s",
+        time.monotonic() - began_s,
+        canary.elapsed_s,
+        known is not None,
+    )
+    if record is not None:
+        if canary.reason is None and runner.kv_signature != known:
+            record.keep(_SIGNATURE, runner.kv_signature)
+        record.save()
+    return runner, canary
 
 
 def _own(slot: Slot) -> KvSlot:

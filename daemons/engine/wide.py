@@ -17,6 +17,7 @@ from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.kv_arena import KvSlot
 from daemons.engine.models.config import DecoderConfig
 from daemons.engine.models.decoder import Attend, Decoder
+from daemons.engine.probe_record import recall
 
 # Bounds the memory of a pass: a few rows of hidden states a token.
 MAX_CHUNKS: Final = 32
@@ -45,7 +46,11 @@ class WidePass:
     def __init__(self, model: Decoder, like: torch.Tensor) -> None:
         self._model = model
         # Kernels of an accelerator have their own ways with a mask of none.
-        self._is_usable = not like.is_cuda and is_causal_equal(model.config, like)
+        self._is_usable = not like.is_cuda and recall(
+            f"wide {model.config.num_heads} {model.config.num_kv_heads} {model.config.head_dim}",
+            bool,
+            lambda: is_causal_equal(model.config, like),
+        )
 
     def num_tokens(self, prompt_tokens: int) -> int:
         """Positions from 0 on that `run` would compute; 0 where it may not."""

@@ -8,6 +8,7 @@ from daemons.engine.paced import open_paced
 from daemons.mc_decode.app import DecodeApp
 from daemons.service.daemon import App, run_daemon
 from daemons.service.engine_extra import engine_extra
+from daemons.service.paths import state_path
 from daemons.simulation.hardware import find_profile
 
 
@@ -21,7 +22,8 @@ def _build(config: DecodeConfig) -> App:
         return DecodeApp(config, partial(open_paced, times=find_profile(config.engine.profile)))
     with engine_extra():
         from daemons.engine.torch_engine import open_torch
-    return DecodeApp(config, open_torch)
+    state = state_path(config.node.state_dir, config.node.id)
+    return DecodeApp(config, partial(open_torch, state=state))
 
 
 if __name__ == "__main__":
