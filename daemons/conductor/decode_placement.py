@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daemons.conductor.instance_table import Floats, InstanceTable, Ints, Rows
-from daemons.conductor.view import Option, PlacementRequest
+from daemons.conductor.view import PlacementRequest
 from daemons.conductor.workload import Workload
 
 TIE_FRACTION = 0.02
@@ -99,10 +99,12 @@ def predicted_step_s(
     table: InstanceTable, rows: Rows, request: PlacementRequest, *, at_s: float
 ) -> tuple[Floats, Ints]:
     """Of each, with this request beside those that are still there at that time; and how many those are."""
-    has_ended = table.ends_s[rows] <= at_s
-    context = np.where(has_ended, 0, table.context_tokens[rows]).sum(axis=1)
+    is_left = table.ends_s.take(rows, axis=0) > at_s
+    # Slots that hold nothing never end, and have no context.
+    context = np.einsum("ij,ij->i", table.context_tokens.take(rows, axis=0), is_left)
+    num_ended = is_left.shape[1] - np.count_nonzero(is_left, axis=1)
     present = np.maximum(table.num_promised[rows], table.num_reported[rows])
-    num_others: Ints = np.maximum(0, present - has_ended.sum(axis=1))
+    num_others: Ints = np.maximum(0, present - num_ended)
     return table.costs(rows).decode_step_s(num_others, context + request.context_tokens), num_others
 
 
@@ -120,10 +122,3 @@ def pool_load(
     context = np.where(is_there, table.context_tokens[rows], 0).sum(axis=1)
     step_s = table.costs(rows).decode_step_s(np.maximum(0, count - 1), context)
     return float(np.where(count > 0, step_s, 0.0).mean() / tbt_slo_s)
-
-
-def decode_option(
-    table: InstanceTable, choice: DecodeChoice, position: int, queue_s: float
-) -> Option:
-    node = table.node(choice.rows[position])
-    return Option(node, queue_s, 0.0, float(choice.step_s[position]), 0)

@@ -174,7 +174,7 @@ class InstanceTable:
         return CostModel() if row is None else self._costs[row]
 
     def costs(self, rows: Rows) -> CostColumns:
-        return CostColumns(self.terms[:, rows])
+        return CostColumns(self.terms.take(rows, axis=1))
 
     def models(self) -> list[str]:
         self._grouped()

@@ -11,7 +11,6 @@ from daemons.conductor.admission import admit_decode, admit_prefill
 from daemons.conductor.decode_placement import (
     DecodeChoice,
     choose_decode,
-    decode_option,
     pool_load,
 )
 from daemons.conductor.early_rejection import MODES, Overload, Prospect, Weighed
@@ -213,42 +212,40 @@ class _Decision:
     def _options(
         self, candidates: PrefillCandidates, choice: PrefillChoice, decode: DecodeChoice
     ) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
-        prefills = tuple(
-            _option(self.table, candidates, choice, position)
-            for position in _best(choice.weighed.total_s, choice.chosen)
-        )
-        return prefills, self._decode_options(decode)
+        best = _best(choice.weighed.total_s, choice.chosen)
+        nodes = map(self.table.node, candidates.rows[best].tolist())
+        return tuple(choice.weighed.options(best, nodes)), self._decode_options(decode)
 
     def _decode_options(self, choice: DecodeChoice) -> tuple[Option, ...]:
-        table = self.table
-        options = []
-        for position in _best(choice.step_s, choice.chosen):
-            described = table.described(choice.rows[position])
+        best = _best(choice.step_s, choice.chosen)
+        needed, options = self.request.needed_tokens, []
+        for row, step_s in zip(
+            choice.rows[best].tolist(), choice.step_s[best].tolist(), strict=True
+        ):
+            described = self.table.described(row)
             queue_s = self.cluster.workload.decode_wait_s(
-                described.node,
-                described.capacity_tokens,
-                self.request.needed_tokens,
-                now_s=self.now_s,
+                described.node, described.capacity_tokens, needed, now_s=self.now_s
             )
-            options.append(decode_option(table, choice, position, queue_s))
+            options.append(Option(described.node, queue_s, 0.0, step_s, 0))
         return tuple(options)
 
 
 def _option(
     table: InstanceTable, candidates: PrefillCandidates, choice: PrefillChoice, position: int
 ) -> Option:
-    return choice.weighed.option(position, table.node(candidates.rows[position]))
+    (option,) = choice.weighed.options([position], [table.node(candidates.rows[position])])
+    return option
 
 
 def _best(value: Floats, chosen: int) -> list[int]:
     """Positions of the least MAX_OPTIONS values in their order, the chosen one always among them."""
     if len(value) > MAX_OPTIONS:
-        least = np.argpartition(value, MAX_OPTIONS - 1)[:MAX_OPTIONS]
-        if chosen not in least:
-            least[np.argmax(value[least])] = chosen
+        least = value.argpartition(MAX_OPTIONS - 1)[:MAX_OPTIONS]
+        if chosen not in least.tolist():
+            least[value[least].argmax()] = chosen
     else:
         least = np.arange(len(value))
-    best: list[int] = least[np.argsort(value[least], kind="stable")].tolist()
+    best: list[int] = least[value[least].argsort(kind="stable")].tolist()
     return best
 
 

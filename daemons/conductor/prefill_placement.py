@@ -4,12 +4,11 @@ Every policy weighs all candidates at once, each a position in columns; the call
 serve. Among near-equal ones the least recently chosen wins, then the first by name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daemons.conductor.early_rejection import Objectives
 from daemons.conductor.instance_table import CostColumns, Floats, InstanceTable, Ints, Rows
@@ -55,7 +54,7 @@ class PrefillCandidates:
     last_chosen: Ints
 
     def reusing(self, matched: Ints) -> "Weighed":
-        """Time to the first token of each with so many tokens reused."""
+        """Time to the first token of each with so many tokens reused; of each way, where that has a row for each."""
         local = np.minimum(matched, self.local_tokens)
         load_s = self.costs.load_s(local, matched - local)
         if self.request.staging_s:
@@ -91,23 +90,17 @@ class Weighed:
         total_s: Floats = self.queue_s + np.maximum(self.load_s, self.prefill_s)
         return total_s
 
-    def option(self, position: int, node: NodeId) -> Option:
-        return Option(
-            node=node,
-            queue_s=float(self.queue_s[position]),
-            load_s=float(self.load_s[position]),
-            prefill_s=float(self.prefill_s[position]),
-            matched_tokens=int(self.matched_tokens[position]),
-        )
+    def options(self, positions: Sequence[int], nodes: Iterable[NodeId]) -> list[Option]:
+        """Of these candidates, in this order; `nodes` are their names."""
+        at = np.array(positions, np.intp)
+        columns = (self.queue_s, self.load_s, self.prefill_s, self.matched_tokens)
+        return list(map(Option, nodes, *(column[at].tolist() for column in columns)))
 
-    def where(self, is_better: NDArray[np.bool_], other: "Weighed") -> "Weighed":
-        """`other` for the candidates it is better for."""
-        return Weighed(
-            self.queue_s,
-            np.where(is_better, other.load_s, self.load_s),
-            np.where(is_better, other.prefill_s, self.prefill_s),
-            np.where(is_better, other.matched_tokens, self.matched_tokens),
-        )
+    def fastest(self) -> "Weighed":
+        """Of several ways, a row each, the fastest for each candidate; the first of equals."""
+        way = self.total_s.argmin(axis=0)
+        at = way, np.arange(len(way))
+        return Weighed(self.queue_s, self.load_s[at], self.prefill_s[at], self.matched_tokens[at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +140,12 @@ def fastest_reuse(candidates: PrefillCandidates, tuning: Tuning) -> Weighed:
     """The least predicted time each: reuse all that matched, only what its host has, or is in DRAM, or nothing."""
     local = candidates.local_tokens
     most = candidates.most_tokens if tuning.may_pull else local
-    best = candidates.reusing(most)
     if not most.any():
-        return best
-    fewer = [local, np.zeros_like(local)]
+        return candidates.reusing(most)
+    ways = [most, local, np.zeros_like(local)]
     if candidates.request.staging_s:
-        fewer.insert(1, np.minimum(most, candidates.request.fast_tokens))
-    for matched in fewer:
-        other = candidates.reusing(matched)
-        best = best.where(other.total_s < best.total_s, other)
-    return best
+        ways.insert(2, np.minimum(most, candidates.request.fast_tokens))
+    return candidates.reusing(np.array(ways)).fastest()
 
 
 def by_random(candidates: PrefillCandidates, tuning: Tuning) -> PrefillChoice:

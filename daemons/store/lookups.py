@@ -10,7 +10,7 @@ from daemons.core.ids import BlockHash, HostId
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.packed import BlockLocations
 from daemons.store.columns import NO_ROW, Rows
-from daemons.store.slot_table import TIERS, UNREADABLE, Place
+from daemons.store.slot_table import NO_HOST, TIERS, UNREADABLE, Place
 from daemons.store.tables import Tables
 
 
@@ -107,15 +107,14 @@ class Lookups:
         while np.count_nonzero(level != NO_ROW):
             is_there = level != NO_ROW
             is_there &= replicas.named_until_s.values[level] <= now_s
-            levels.append(np.where(is_there, replicas.slot.values[level], NO_ROW))
+            slots = np.where(is_there, replicas.slot.values[level], NO_ROW)
+            levels.append(tables.slots.host[slots])
             level = np.where(level != NO_ROW, replicas.next.values[level], NO_ROW)
-        host_of = {n: slot.host_id for n, slot in tables.slots if not slot.is_dropped}
         counts: dict[HostId, int] = {}
-        for host in {host_of[s.item(0)] for s in levels if s.item(0) in host_of}:
-            is_host = np.zeros(len(tables.slots) + 1, bool)
-            is_host[[number for number, other in host_of.items() if other == host]] = True
-            holds = np.any([is_host[slots] for slots in levels], axis=0)
-            counts[host] = len(rows) if np.all(holds) else int(np.argmin(holds))
+        for host in {hosts.item(0) for hosts in levels} - {NO_HOST}:
+            holds = np.any([hosts == host for hosts in levels], axis=0)
+            num_leading = len(rows) if np.all(holds) else int(np.argmin(holds))
+            counts[tables.slots.host_ids[host]] = num_leading
         return counts
 
     def presence(self, rows: Sequence[int], *, now_s: float) -> bytearray:

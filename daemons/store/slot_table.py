@@ -25,6 +25,9 @@ RANKS: Final = 2 * len(TIERS)
 UNREADABLE: Final = -100
 """Rank of a slot that readers are not sent to."""
 
+NO_HOST: Final = -1
+"""Of a slot that nobody holds blocks in, and of a dropped one."""
+
 
 @dataclass(slots=True)
 class Slot:
@@ -68,6 +71,9 @@ class SlotTable:
         """Higher is better; leaves room for one point more."""
         self.named_rank: NDArray[np.intp] = np.full(1, UNREADABLE, np.intp)
         """The same for replicas that were named as victims."""
+        self.host_ids: list[HostId] = []
+        self.host: NDArray[np.intp] = np.full(1, NO_HOST, np.intp)
+        """Which of `host_ids` a slot is on; NO_HOST for a dropped one."""
         self.are_all_up = True
         """None is dropped or suspect."""
         self._slots: list[Slot | None] = []
@@ -175,6 +181,10 @@ class SlotTable:
         self.rank = np.array([*map(_rank, self._slots), UNREADABLE], np.intp)
         self.are_all_up = not any(s and (s.is_dropped or s.is_suspect) for s in self._slots)
         self.named_rank = np.array([*map(_named_rank, self._slots), UNREADABLE], np.intp)
+        live = [slot.host_id if slot and not slot.is_dropped else None for slot in self._slots]
+        self.host_ids = sorted({host_id for host_id in live if host_id is not None})
+        numbers: dict[HostId | None, int] = {h: n for n, h in enumerate(self.host_ids)}
+        self.host = np.array([*(numbers.get(h, NO_HOST) for h in live), NO_HOST], np.intp)
 
 
 def _rank(slot: Slot | None) -> int:
