@@ -144,6 +144,8 @@ class Conductor:
                 helpers=placement.helpers,
                 step_s=placement.step_s,
                 num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_tokens=placement.matched_tokens,
+                load_s=placement.load_s,
             )
         )
         cost = placement.decode.cost

@@ -47,6 +47,8 @@ class Placement:
     matched_tokens: int
     prefill_work_s: float
     """What the prefill instance will be busy for: load and prefill, which overlap."""
+    load_s: float
+    """Of that, what loading alone would take."""
     step_s: float
     predicted_ttft_s: float
     predicted_tbt_s: float
@@ -142,6 +144,7 @@ class _Decision:
             decode=table.view(int(decode.rows[decode.chosen]), decode.queue_s),
             matched_tokens=chosen.matched_tokens,
             prefill_work_s=chosen.work_s,
+            load_s=chosen.load_s,
             step_s=float(decode.step_s[decode.chosen]),
             predicted_ttft_s=chosen.total_s,
             predicted_tbt_s=tbt_s,
@@ -206,13 +209,14 @@ class _Decision:
     def _choose_prefill(
         self, rows: Rows, queue_s: Floats, request: PlacementRequest
     ) -> tuple[PrefillCandidates, PrefillChoice]:
-        candidates = candidates_of(self.table, rows, queue_s, request)
+        mean_work_s = self.cluster.workload.mean_prefill_s
+        candidates = candidates_of(self.table, rows, queue_s, request, mean_work_s)
         return candidates, POLICIES[self.tuning.policy](candidates, self.tuning)
 
     def _options(
         self, candidates: PrefillCandidates, choice: PrefillChoice, decode: DecodeChoice
     ) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
-        best = _best(choice.weighed.total_s, choice.chosen)
+        best = _best(choice.weighed.cost_s, choice.chosen)
         nodes = map(self.table.node, candidates.rows[best].tolist())
         return tuple(choice.weighed.options(best, nodes)), self._decode_options(decode)
 

@@ -5,7 +5,7 @@ serve. Among near-equal ones the least recently chosen wins, then the first by n
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -52,6 +52,13 @@ class PrefillCandidates:
     most_tokens: Ints
     num_requests: Ints
     last_chosen: Ints
+    mean_work_s: float = 0.0
+    """What the latest prompts keep an instance busy for; 0 before the first."""
+
+    @property
+    def num_behind(self) -> float:
+        """Prompts that come to an instance while one waits there: as many as wait now on average (Little's law)."""
+        return float(self.queue_s.mean()) / self.mean_work_s if self.mean_work_s else 0.0
 
     def reusing(self, matched: Ints) -> "Weighed":
         """Time to the first token of each with so many tokens reused; of each way, where that has a row for each."""
@@ -78,22 +85,37 @@ class PrefillCandidates:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """The terms of an Option for each candidate."""
+    """The terms of an Option for each candidate. `num_behind`: prompts that each of them makes wait for its work."""
 
     queue_s: Floats
     load_s: Floats
     prefill_s: Floats
     matched_tokens: Ints
+    num_behind: float = 0.0
+
+    @property
+    def work_s(self) -> Floats:
+        return np.maximum(self.load_s, self.prefill_s)
 
     @property
     def total_s(self) -> Floats:
-        total_s: Floats = self.queue_s + np.maximum(self.load_s, self.prefill_s)
+        total_s: Floats = self.queue_s + self.work_s
         return total_s
+
+    @property
+    def delay_s(self) -> Floats:
+        """Of all who come behind."""
+        return self.num_behind * self.work_s
+
+    @property
+    def cost_s(self) -> Floats:
+        cost_s: Floats = self.total_s + self.delay_s
+        return cost_s
 
     def options(self, positions: Sequence[int], nodes: Iterable[NodeId]) -> list[Option]:
         """Of these candidates, in this order; `nodes` are their names."""
         at = np.array(positions, np.intp)
-        columns = (self.queue_s, self.load_s, self.prefill_s, self.matched_tokens)
+        columns = (self.queue_s, self.load_s, self.prefill_s, self.matched_tokens, self.delay_s)
         return list(map(Option, nodes, *(column[at].tolist() for column in columns)))
 
     def fastest(self) -> "Weighed":
@@ -115,7 +137,7 @@ PrefillPolicy = Callable[[PrefillCandidates, Tuning], PrefillChoice]
 
 
 def candidates_of(
-    table: InstanceTable, rows: Rows, queue_s: Floats, request: PlacementRequest
+    table: InstanceTable, rows: Rows, queue_s: Floats, request: PlacementRequest, mean_work_s: float
 ) -> PrefillCandidates:
     is_safe = table.is_reuse_safe[rows]
     most = np.where(is_safe, request.matched_tokens, 0)
@@ -133,6 +155,7 @@ def candidates_of(
         most_tokens=most,
         num_requests=np.maximum(table.num_promised[rows], table.num_reported[rows]),
         last_chosen=table.last_chosen[rows],
+        mean_work_s=mean_work_s,
     )
 
 
@@ -203,9 +226,12 @@ def by_dynamo(candidates: PrefillCandidates, _: Tuning) -> PrefillChoice:
 
 
 def by_time(candidates: PrefillCandidates, tuning: Tuning) -> PrefillChoice:
-    """Ours: the least predicted time to first token, each instance at its own best way to get the prefix."""
-    weighed = fastest_reuse(candidates, tuning)
-    return PrefillChoice(candidates.take_turns(weighed.total_s), weighed)
+    """Ours: the least predicted time, each instance at its own best way to get the prefix: until this prompt's first
+    token, and what its work adds to the wait of those who come behind. So while nobody waits the soonest is best, and
+    under load the one that has the prefix, though another has the shorter queue.
+    """
+    weighed = replace(fastest_reuse(candidates, tuning), num_behind=candidates.num_behind)
+    return PrefillChoice(candidates.take_turns(weighed.cost_s), weighed)
 
 
 POLICIES: dict[str, PrefillPolicy] = {

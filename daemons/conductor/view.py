@@ -68,7 +68,8 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One instance that was weighed, every term in seconds. `matched_tokens`: what it would reuse.
+    """One instance that was weighed, every term in seconds. `matched_tokens`: what it would reuse; `delay_s`: what its
+    work adds to the wait of those behind, where the policy looks at that.
 
     KV is loaded layer by layer while the layers before are computed, so the longer of the two counts.
     """
@@ -78,6 +79,7 @@ class Option:
     load_s: float
     prefill_s: float
     matched_tokens: int
+    delay_s: float = 0.0
 
     @property
     def total_s(self) -> float:

@@ -46,8 +46,17 @@ class Work:
     step_s: float = 0.0
     """Predicted time between its tokens."""
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Of the prompt, as planned."""
+    load_s: float = 0.0
     helpers: tuple[NodeId, ...] = ()
     """Prefill instances that share it, each for all of `prefill_s`; they begin together."""
+
+    def work_s(self, cost: CostModel) -> float:
+        """`prefill_s` by what is known of the instance now; what several share stays as planned."""
+        if self.helpers or not self.num_prompt_tokens:
+            return self.prefill_s
+        return max(self.load_s, cost.prefill_s(self.num_prompt_tokens, self.num_cached_tokens))
 
     @property
     def prefills(self) -> tuple[NodeId, ...]:
@@ -81,6 +90,8 @@ class Workload:
         """
         self.mean_tokens = 0.0
         """KV that the latest requests may come to hold; 0 before the first."""
+        self.mean_prefill_s = 0.0
+        """What the latest requests keep a prefill instance busy for; 0 before the first."""
 
     def __len__(self) -> int:
         return len(self._work)
@@ -91,6 +102,7 @@ class Workload:
             self.remove(next(iter(self._work)), now_s=work.started_s)
         self._work[work.request_id] = work
         self.mean_tokens = _mean(self.mean_tokens, work.num_tokens)
+        self.mean_prefill_s = _mean(self.mean_prefill_s, work.prefill_s)
         prefills = [self._loads.setdefault(node, _Load()) for node in work.prefills]
         free_s = max(prefill.busy_until_s for prefill in prefills)
         filled_s = max(free_s, work.started_s) + work.prefill_s
@@ -181,25 +193,29 @@ class Workload:
     def _correct_queue(self, node: NodeId, ours: _Load, num_there: int, now_s: float) -> None:
         """It serves in order, so what it has are the newest, and at most one of them is begun: its queue is no longer
         than all of them, and no shorter than all but one. Those before them are computed, whatever was predicted.
+        Each counts by what is known now: since it was planned the instance may have become slower.
         """
-        left_s, unbegun_s, num_left = 0.0, 0.0, num_there
-        end_s = ours.busy_until_s
-        newest, num_kept = list(reversed(ours.requests)), 0
+        num_left, cost = num_there, self._table.cost(node)
+        newest, works_s = list(reversed(ours.requests)), list[float]()
         for request_id in newest:
             work = self._work[request_id]
             is_on_its_way = now_s - work.started_s < ARRIVE_S
             if not is_on_its_way and num_left == 0:
                 break
             num_left -= not is_on_its_way
-            unbegun_s, left_s = left_s, left_s + work.prefill_s
-            num_kept += 1
+            works_s.append(work.work_s(cost))
         if num_left > 0:
             return  # it has more than was planned here
-        ours.busy_until_s = end_s = now_s + min(left_s, max(unbegun_s, end_s - now_s))
-        for request_id in newest[:num_kept]:
+        if (
+            works_s
+        ):  # the oldest may have been begun: of that one, what was left by the last account
+            left_s = ours.requests[newest[len(works_s) - 1]] - now_s
+            works_s[-1] = min(works_s[-1], max(0.0, left_s))
+        ours.busy_until_s = end_s = now_s + sum(works_s)
+        for request_id, work_s in zip(newest, works_s, strict=False):
             ours.requests[request_id] = end_s
-            end_s -= self._work[request_id].prefill_s
-        for request_id in newest[num_kept:]:
+            end_s -= work_s
+        for request_id in newest[len(works_s) :]:
             ours.requests[request_id] = min(now_s, ours.requests[request_id])
         self._write(node, ours)
 

@@ -10,6 +10,12 @@ from numpy.typing import NDArray
 
 _DECAY = 0.98
 _RIDGE = 1e-9
+_PACE_DECAY = 0.5
+"""Measured on two cores with 16 busy processes: the last two or three prompts say most of the next one."""
+_PACE_FROM = 4
+"""Samples; before that the fit itself follows each."""
+_MOST_OFF = 4.0
+"""Slower by more than this was something else."""
 _PREFILL_SCALE = np.array([1.0, 1e-3, 1e-6])
 _STEP_SCALE = np.array([1.0, 1e-1, 1e-4])
 """Keep the three columns of like size, so that the small ridge does not bias one of them."""
@@ -53,10 +59,13 @@ class _Fit:
 
 
 class CostFit:
-    """Feed it measured prefills; it needs three different ones before it says anything."""
+    """Feed it measured prefills. Many say how time grows with length; the last few, how fast the machine is now, which
+    on shared cores changes by a factor within a minute.
+    """
 
     def __init__(self) -> None:
         self._fit = _Fit(_PREFILL_SCALE, alone=1)
+        self._pace = 1.0
 
     @property
     def num_samples(self) -> int:
@@ -64,11 +73,17 @@ class CostFit:
 
     def observe(self, num_tokens: int, start: int, elapsed_s: float) -> None:
         """`num_tokens` computed from position `start` took `elapsed_s` of model time."""
-        self._fit.add((1.0, num_tokens, num_tokens * (start + num_tokens / 2)), elapsed_s)
+        columns = (1.0, num_tokens, num_tokens * (start + num_tokens / 2))
+        fitted_s = float(np.dot(columns, self._fit.coefficients()))
+        if self.num_samples >= _PACE_FROM and fitted_s > 0 and elapsed_s > 0:
+            ratio = min(_MOST_OFF, max(1 / _MOST_OFF, elapsed_s / fitted_s))
+            self._pace = self._pace**_PACE_DECAY * ratio ** (1 - _PACE_DECAY)
+        self._fit.add(columns, elapsed_s)
 
     def coefficients(self) -> tuple[float, float, float]:
-        """(fixed_s, token_s, token_context_s), none negative; zeros until measured."""
-        return self._fit.coefficients()
+        """(fixed_s, token_s, token_context_s) at the present pace, none negative; zeros until measured."""
+        fixed_s, token_s, token_context_s = self._fit.coefficients()
+        return fixed_s * self._pace, token_s * self._pace, token_context_s * self._pace
 
 
 class StepFit:

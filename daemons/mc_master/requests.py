@@ -281,4 +281,5 @@ def _candidate(option: Option) -> Candidate:
         prefill_s=option.prefill_s,
         total_s=option.total_s,
         matched_tokens=option.matched_tokens,
+        delay_s=option.delay_s,
     )

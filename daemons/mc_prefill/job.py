@@ -48,13 +48,24 @@ class Job:
     is_ended: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     num_reused_tokens: int = 0
-    sibling: Literal["none", "waiting", "asked", "looked"] = "none"
+    computed_s: float | None = None
+    sibling: Literal["none", "waiting", "sealing", "asked", "looked"] = "none"
     """Whether another prompt made some of its prefix here while it waited, and was asked for."""
 
     def reuse(self, matched: list[BlockLocation]) -> None:
         """Before it starts: these blocks of its prompt exist by now."""
         packed = BlockLocations.pack(matched)
         self.request = msgspec.structs.replace(self.request, matched=packed, spares=None)
+
+    @property
+    def is_running(self) -> bool:
+        """It has a slot, is not computed yet, and will be."""
+        return self.slot is not None and self.computed_s is None and not self.is_ended
+
+    @property
+    def has_puts(self) -> bool:
+        """Some of its blocks are on their way to a cache node."""
+        return not self.holders <= {"model", "load", "decode"}
 
     @property
     def is_only_put(self) -> bool:

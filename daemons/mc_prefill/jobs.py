@@ -163,6 +163,7 @@ class Jobs:
     def computed(self, job: Job, outcome: Computed | McError) -> None:
         """The model is done with the slot, one way or the other."""
         self._running.pop(job.request.request_id, None)
+        job.computed_s = self._loop.clock()
         if isinstance(outcome, Computed) and not job.is_ended:
             self._reply(job, outcome)
         elif isinstance(outcome, McError):
@@ -233,7 +234,7 @@ class Jobs:
 
     def _may_start(self, job: Job) -> bool:
         may_reuse = self._instance.model.is_reuse_safe and self._config.publish
-        if may_reuse and not self._siblings.is_ready(job, self._running.values()):
+        if may_reuse and not self._siblings.is_ready(job, self._jobs.values()):
             return False
         return self._give_slot(job)
 
@@ -356,7 +357,7 @@ class Jobs:
             if job.timer is not None:  # nobody has to pull it any more
                 job.timer.cancel()
             self._patience.begin(job)
-        else:
+        elif job.has_puts:
             return
         self._start_waiting()
 

@@ -10,12 +10,14 @@ from typing import Final
 from daemons.core.ids import BlockHash
 from daemons.mc_prefill.job import Job
 from daemons.protocol.block import BlockLocation
-from daemons.rpc import Loop
+from daemons.rpc import Loop, Timer
 
 MIN_BLOCKS: Final = 2
 """Fewer are computed sooner than they are looked up."""
-_SEAL_S: Final = 0.03
-"""After the other prompt is computed its last blocks are still on their way to a cache node and to the master."""
+_REPORT_S: Final = 0.03
+"""After a cache node has taken the last blocks of the other prompt it still has to tell the master."""
+_MOST_SEAL_S: Final = 1.0
+"""So long at most for a cache node to take them, once they are computed."""
 
 Match = Callable[[list[BlockHash], Callable[[list[BlockLocation]], object]], object]
 """Ask the master where the blocks of a chain are; exactly one answer, empty where there is none."""
@@ -36,25 +38,42 @@ class Siblings:
         self._match = match
         self._on_ready = on_ready
         self._on_reused = on_reused
+        self._patience: Timer | None = None
 
-    def is_ready(self, job: Job, running: Iterable[Job]) -> bool:
-        """False: not yet; `on_ready` comes, or one of `running` ends."""
+    def is_ready(self, job: Job, others: Iterable[Job]) -> bool:
+        """False: not yet; `on_ready` comes, or one of `others` is computed, or its blocks are put."""
         if job.sibling == "looked":
             return True
         if job.sibling == "asked":
             return False
-        if any(is_making(other, job) for other in running if other is not job):
+        makers = [other for other in others if other is not job and is_making(other, job)]
+        if any(other.is_running for other in makers):
             job.sibling = "waiting"
+            return False
+        if any(self._is_sealing(other) for other in makers):
+            if job.sibling != "sealing":
+                job.sibling = "sealing"
+                self._patience = self._loop.call_later(_MOST_SEAL_S, self._ask, job)
             return False
         if job.sibling == "none":
             return True
+        if job.sibling == "sealing" and self._patience is not None:
+            self._patience.cancel()
         job.sibling = "asked"
-        self._loop.call_later(_SEAL_S, self._ask, job)
+        self._loop.call_later(_REPORT_S, self._ask, job)
         return False
+
+    def _is_sealing(self, other: Job) -> bool:
+        """Its last blocks are on their way to a cache node, and do not hang."""
+        computed_s = other.computed_s
+        if computed_s is None or not other.has_puts:
+            return False
+        return self._loop.clock() - computed_s < _MOST_SEAL_S
 
     def _ask(self, job: Job) -> None:
         if job.is_ended:
             return
+        job.sibling = "asked"
         self._match(job.request.hashes, lambda found: self._found(job, found))
 
     def _found(self, job: Job, found: list[BlockLocation]) -> None:

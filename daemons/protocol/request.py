@@ -66,6 +66,8 @@ class Candidate(Record, frozen=True, kw_only=True):
     prefill_s: float
     total_s: float
     matched_tokens: int
+    delay_s: float = 0.0
+    """What its work adds to the wait of those behind, where the policy looks at that; not in `total_s`."""
 
 
 class Plan(Message, frozen=True, kw_only=True):

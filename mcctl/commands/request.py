@@ -41,6 +41,8 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
     compute_s: float
     total_s: float
     matched_tokens: int
+    delay_s: float = 0.0
+    """What its work adds to the wait of those behind, not in `total_s`; 0 where the policy does not look at it."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +202,7 @@ def explain(
         Column("load", lambda c: format_duration(c.load_s), is_number=True),
         Column("compute", lambda c: format_duration(c.compute_s), is_number=True),
         Column("total", lambda c: format_duration(c.total_s), is_number=True),
+        Column("delays others", lambda c: format_duration(c.delay_s), is_number=True),
         Column("reuses", lambda c: f"{c.matched_tokens} tokens", is_number=True),
     ]
     title = "* was chosen" if request.prefill is not None else "none was chosen"
@@ -223,6 +226,7 @@ def weighed(request: ListedRequest, roles: Mapping[NodeId, Role]) -> list[Weighe
             compute_s=candidate.prefill_s,
             total_s=candidate.total_s,
             matched_tokens=candidate.matched_tokens,
+            delay_s=candidate.delay_s,
         )
         for candidate in request.candidates
     ]

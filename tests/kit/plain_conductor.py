@@ -105,7 +105,8 @@ def _in_pair(
     )
     if not prefills or not decodes:
         return None
-    ttft_s, prefill, matched = _prefill(prefills, request, tuning)
+    mean_s = _mean_work_s(scene)
+    ttft_s, prefill, matched = _prefill(prefills, request, tuning, mean_s)
     at_s = scene.now_s + ttft_s
     steps = {d.node: _step_s(scene, d, request, at_s) for d in decodes}
     waits = {d.node: _wait_s(scene, d, needed) for d in decodes}
@@ -118,13 +119,17 @@ def _in_pair(
         if (waits[decode.node] or 0.0) > tuning.max_queue_s:
             return None
     if not decode.is_reuse_safe:
-        ttft_s, prefill, matched = _prefill(prefills, replace(request, matched_tokens=0), tuning)
+        without = replace(request, matched_tokens=0)
+        ttft_s, prefill, matched = _prefill(prefills, without, tuning, mean_s)
     return PlainPlan(prefill.node, decode.node, matched, ttft_s, steps[decode.node])
 
 
 def _prefill(
-    prefills: Sequence[InstanceView], request: PlacementRequest, tuning: Tuning
+    prefills: Sequence[InstanceView], request: PlacementRequest, tuning: Tuning, mean_s: float
 ) -> tuple[float, InstanceView, int]:
+    mean_queue_s = sum(p.queue_s for p in prefills) / len(prefills)
+    num_behind = mean_queue_s / mean_s if mean_s else 0.0
+
     def local(p: InstanceView) -> int:
         return min(most(p), request.local_tokens.get(p.host_id, 0))
 
@@ -135,6 +140,10 @@ def _prefill(
         here = min(matched, local(p))
         load_s = p.cost.load_s(here, matched - here)
         return p.queue_s + max(load_s, p.cost.prefill_s(request.num_prompt_tokens, matched))
+
+    def cost_s(p: InstanceView) -> float:
+        total = total_s(p, fastest(p))
+        return total + num_behind * (total - p.queue_s)
 
     def fastest(p: InstanceView) -> int:
         choices = (most(p) if tuning.may_pull else local(p), local(p), 0)
@@ -159,6 +168,7 @@ def _prefill(
             max(1, request.num_prompt_tokens - local(p)) * (p.num_requests + 1)
         ),
         "dynamo": lambda p: waiting(p) - min(waiting(q) for q in prefills),
+        "time": cost_s,
     }.get(tuning.policy, lambda p: total_s(p, reuse(p)))
     if tuning.policy == "random":
         chosen = Random(f"{tuning.seed}:{request.request_id}").choice(prefills)
@@ -167,6 +177,13 @@ def _prefill(
         limit = best + max(0.001, 0.02 * best)
         chosen = min((p for p in prefills if value(p) <= limit), key=lambda p: p.last_chosen)
     return total_s(chosen, reuse(chosen)), chosen, reuse(chosen)
+
+
+def _mean_work_s(scene: Scene) -> float:
+    mean_s = 0.0
+    for work in scene.works:
+        mean_s = 0.98 * mean_s + 0.02 * work.prefill_s if mean_s else work.prefill_s
+    return mean_s
 
 
 def _step_s(scene: Scene, d: InstanceView, request: PlacementRequest, at_s: float) -> float:

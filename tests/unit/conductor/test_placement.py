@@ -57,13 +57,15 @@ def place(scene: Scene, asked: PlacementRequest, tuning: Tuning) -> Placement:
     return scene.place(asked, tuning)
 
 
-def work(node: str, *, tokens: int, end_s: float = 1.0, name: str = "w") -> Work:
-    """Runs on a decode instance until then."""
+def work(
+    node: str, *, tokens: int, end_s: float = 1.0, name: str = "w", prefill_s: float = 0.0
+) -> Work:
+    """Runs on a decode instance for so long, prefilled where nobody else is."""
     return Work(
         request_id=RequestId(name),
-        prefill=NodeId("elsewhere"),
+        prefill=NodeId(f"before {name}"),
         decode=NodeId(node),
-        prefill_s=0.0,
+        prefill_s=prefill_s,
         num_tokens=tokens,
         decode_s=end_s,
         started_s=0.0,
@@ -122,6 +124,7 @@ def scenes(draw: st.DrawFn) -> Scene:
             tokens=draw(st.integers(1, 3000)),
             end_s=draw(st.floats(0, 150)),
             name=f"w{number}",
+            prefill_s=draw(st.sampled_from([0.0, 0.5, 20.0])),
         )
         for number in range(draw(st.integers(0, 12)) if decodes else 0)
     ]
@@ -166,6 +169,23 @@ def test_plans_are_those_of_the_plain_formula_repeatable_and_use_only_who_may_se
         assert not any(("prefill", ns) in pairs and ("decode", ns) in pairs for _, ns in pairs)
     assert {option.node for option in plan.explain()[0]} >= {plan.prefill.node}
     assert plan.predicted_ttft_s > 0
+
+
+def test_under_load_the_one_with_the_prefix_is_chosen_though_another_has_a_shorter_queue() -> None:
+    asked = request(num_prompt_tokens=2000, matched_tokens=1920, local_tokens={H1: 1920})
+    cost = CostModel(load_token_s=1e-7, remote_load_factor=1e6)  # too slow to pull
+    calm = Scene((prefill("p", cost=cost, queue_s=4.0), prefill("q", cost=cost), decode("d")))
+    here = replace(calm.instances[0], host_id=H1, queue_s=1.0)
+    idle = replace(calm, instances=(here, *calm.instances[1:]))
+    assert place(idle, asked, Tuning()).prefill.node == "q"
+    before = (work("d", tokens=10, prefill_s=0.1),)
+    busy = tuple(replace(i, queue_s=i.queue_s + 5) for i in idle.instances[:2])
+    plan = place(Scene((*busy, decode("d")), before), asked, Tuning())
+    assert plan.prefill.node == "p"
+    chosen, other = plan.explain()[0]
+    assert (chosen.node, other.node) == ("p", "q")
+    assert chosen.total_s > other.total_s
+    assert chosen.total_s + chosen.delay_s < other.total_s + other.delay_s
 
 
 def test_the_best_of_many_are_explained_and_the_chosen_one_always() -> None:

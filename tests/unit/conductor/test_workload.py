@@ -1,5 +1,7 @@
 """Promised work is counted until it is done, given up, or its instance says it is idle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,6 +99,21 @@ def test_beats_correct_a_queue_that_runs_faster_or_slower_than_predicted() -> No
     assert queue_s(load, 9.0) == pytest.approx(2.0), "the last is on its way"
     load.hear(P, InstanceLoad(), now_s=9.5)
     assert queue_s(load, 9.5) == 0.0
+
+
+def test_a_queue_counts_by_what_is_known_of_its_instance_by_now() -> None:
+    load = started()
+    for name in "abc":
+        planned = replace(work(name, prefill_s=2.0), num_prompt_tokens=1000, num_cached_tokens=500)
+        load.add(planned)
+    load._table.set_cost(P, CostModel(fixed_s=0.0, token_s=0.01, token_context_s=0.0))
+    load.hear(P, InstanceLoad(num_running=3), now_s=1.0)
+    assert queue_s(load, 1.0) == pytest.approx(1.0 + 5.0 + 5.0), "the first has a second left"
+    load.hear(P, InstanceLoad(num_running=2), now_s=2.0)
+    assert queue_s(load, 2.0) == pytest.approx(10.0)
+    load._table.set_cost(P, CostModel(fixed_s=0.0, token_s=0.004, token_context_s=0.0))
+    load.hear(P, InstanceLoad(num_running=2), now_s=3.0)
+    assert queue_s(load, 3.0) == pytest.approx(4.0)
 
 
 def test_gone_node_takes_its_requests_along() -> None:

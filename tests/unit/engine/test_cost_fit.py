@@ -23,6 +23,17 @@ def test_prefill_terms_are_found(fixed_s: float, token_s: float, context_s: floa
         assert told_s == pytest.approx(true_s, rel=0.02)
 
 
+def test_a_machine_that_turns_slower_is_predicted_after_a_few_prompts() -> None:
+    fit = CostFit()
+    for index in range(60):
+        fit.observe(100 + 40 * (index % 7), 0, 0.05 + 1e-3 * (100 + 40 * (index % 7)))
+    for n in (300, 120, 200, 180):
+        fit.observe(n, 0, 3 * (0.05 + 1e-3 * n))
+    fixed_s, token_s, context_s = fit.coefficients()
+    told_s = fixed_s + token_s * 250 + context_s * 250 * 125
+    assert told_s == pytest.approx(3 * 0.3, rel=0.2)
+
+
 @given(fixed_s=st.floats(1e-3, 0.1), sequence_s=positive, context_s=st.floats(1e-9, 1e-6))
 def test_step_terms_are_found(fixed_s: float, sequence_s: float, context_s: float) -> None:
     fit = StepFit()

@@ -21,7 +21,19 @@ def job(hashes: str, *, matched: int = 0, cache: str = "use", is_published: bool
     request = SimpleNamespace(
         hashes=list(hashes), matched=list(hashes[:matched]), cache=cache, put_target=target
     )
-    return FakeJob(request=request, sibling="none", is_ended=False)
+    return FakeJob(
+        request=request,
+        sibling="none",
+        is_ended=False,
+        is_running=True,
+        has_puts=False,
+        computed_s=None,
+    )
+
+
+def computed(made: FakeJob, at_s: float, *, has_puts: bool) -> FakeJob:
+    made.is_running, made.computed_s, made.has_puts = False, at_s, has_puts
+    return made
 
 
 @pytest.mark.parametrize(
@@ -55,13 +67,45 @@ def test_what_was_made_meanwhile_is_reused_and_a_shorter_answer_is_not(
         reused.append,
     )
     first, second = job("abcdef"), job("abcdxy", matched=2)
-    assert siblings.is_ready(first, [])
-    assert not siblings.is_ready(second, [first])
-    assert not siblings.is_ready(second, [])
+    assert siblings.is_ready(first, [first])
+    assert not siblings.is_ready(second, [first, second])
+    computed(first, clock(), has_puts=False)
+    assert not siblings.is_ready(second, [first, second])
     clock.advance(0.1)
     loop.run_once(0)
     assert ready == ["again"]
     assert siblings.is_ready(second, [first])
     assert reused == ([2] if found else [])
     assert "".join(second.request.matched) == kept
+    loop.close()
+
+
+@pytest.mark.parametrize("is_put", [True, False])
+def test_blocks_on_their_way_to_the_pool_are_waited_for_and_not_without_end(is_put: bool) -> None:
+    clock = ManualClock()
+    loop, ready, reused = Loop(clock), list[str](), list[int]()
+    siblings = Siblings(
+        loop,
+        lambda _, on_found: on_found(list("abcd" if is_put else "")),
+        lambda: ready.append("again"),
+        reused.append,
+    )
+    first, second = job("abcdef"), job("abcdxy")
+    assert not siblings.is_ready(second, [first])
+    computed(first, clock(), has_puts=True)
+    assert not siblings.is_ready(second, [first])
+    clock.advance(0.5)
+    loop.run_once(0)
+    assert ready == []
+    if is_put:
+        first.has_puts = False
+        assert not siblings.is_ready(second, [first])
+    clock.advance(0.6)
+    loop.run_once(0)
+    assert ready == ["again"]
+    assert siblings.is_ready(second, [first])
+    assert reused == ([4] if is_put else [])
+    clock.advance(2)
+    loop.run_once(0)
+    assert ready == ["again"]
     loop.close()
