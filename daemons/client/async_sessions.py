@@ -6,7 +6,7 @@ back) goes on behind it for a moment.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -94,7 +94,8 @@ class AsyncSessions:
     async def _do(self, step: Step) -> object:
         match step:
             case AskMaster():
-                [reply] = await self._ask([(self._master, step.message)], step.timeout_s)
+                asked_master = [(self._master, step.message)]
+                [reply] = await self._ask(asked_master, step.timeout_s, step.meanwhile)
                 return self._shared.old_master() if self._is_old_master else reply
             case AskNodes():
                 asked = [(self._nodes.get(to), message) for to, message in step.asked]
@@ -123,7 +124,10 @@ class AsyncSessions:
         self._turns.release()
 
     async def _ask(
-        self, asked: Sequence[tuple[Channel, Message]], timeout_s: float
+        self,
+        asked: Sequence[tuple[Channel, Message]],
+        timeout_s: float,
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[Reply | McError]:
         replies: list[Reply | McError | None] = [None] * len(asked)
         left = len(asked)
@@ -150,6 +154,8 @@ class AsyncSessions:
                 except McError as error:
                     on_reply(index, error)
             self._embedded.kick()
+            if meanwhile is not None:
+                meanwhile()
             await done
         finally:
             for each in pending:

@@ -47,12 +47,15 @@ class ObjectCache:
     def put(self, name: bytes, found: Found) -> None:
         """The oldest goes when there are too many."""
         with self._lock:
-            self._found.pop(name, None)
-            self._found[name] = Found(
-                found.places, found.value_bytes, found.until_s, True, found.chunks
+            self._put(
+                name, Found(found.places, found.value_bytes, found.until_s, True, found.chunks)
             )
-            if len(self._found) > _MAX_NAMES:
-                del self._found[next(iter(self._found))]
+
+    def _put(self, name: bytes, found: Found) -> None:
+        self._found.pop(name, None)
+        self._found[name] = found
+        if len(self._found) > _MAX_NAMES:
+            del self._found[next(iter(self._found))]
 
     def drop(self, name: bytes) -> None:
         """Where it was is not where it is; what we put of it stays true."""
@@ -66,10 +69,10 @@ class ObjectCache:
             self._own.pop(name, None)
 
     def put_own(self, name: bytes, found: Found) -> None:
-        """Of a put of our own: for a moment the master does not know it yet."""
-        self.put(name, found)
+        """Of a put of our own, said to be cached: for a moment the master does not know it yet."""
         now_s = time.monotonic()
         with self._lock:
+            self._put(name, found)
             self._own.pop(name, None)  # to the end: the oldest is the first
             self._own[name] = now_s, found.places[0].location.version
             self._last_own_s = now_s

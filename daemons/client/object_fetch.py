@@ -23,9 +23,9 @@ from daemons.client.object_format import (
     parse_manifest,
 )
 from daemons.client.object_lookup import ObjectLookup
+from daemons.client.object_parts import Item
 from daemons.client.object_reader import ObjectReader, Place
 from daemons.client.object_together import FAILOVER_BYTES_PER_S, FAILOVER_S, Together
-from daemons.client.object_writer import Item
 from daemons.client.steps import Steps, work
 from daemons.core.errors import McError, Rejected, TransferError, Unavailable
 from daemons.core.units import MIB

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from daemons.client.object_writer import Item
+from daemons.client.object_parts import Item
 from daemons.client.steps import Steps, ask_patiently
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash

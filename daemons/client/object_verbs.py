@@ -9,10 +9,11 @@ from daemons.client.object_cache import Found
 from daemons.client.object_fetch import ObjectFetch, Value
 from daemons.client.object_format import Kind, ValueType, as_name, type_of
 from daemons.client.object_lookup import ObjectLookup
+from daemons.client.object_parts import Item
 from daemons.client.object_sealed import await_sealed
 from daemons.client.object_source import SourceMemory
 from daemons.client.object_values import on_host
-from daemons.client.object_writer import Item, ObjectPut
+from daemons.client.object_writer import ObjectPut
 from daemons.client.steps import (
     Pause,
     ReplyType,

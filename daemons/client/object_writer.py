@@ -6,22 +6,10 @@ without one are freed after a while. Small values of one call go to one node in 
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
-from daemons.client.object_format import (
-    FOOTER_BYTES,
-    PIECE_BYTES,
-    Footer,
-    ValueType,
-    chunk_meta,
-    object_meta,
-    pack_footer,
-    pack_manifest,
-)
-from daemons.client.object_source import PutMemory, SourceMemory
+from daemons.client.object_parts import Item, Part, PartMaker
+from daemons.client.object_source import SourceMemory
 from daemons.client.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently, work
 from daemons.core.errors import (
     Conflict,
@@ -35,9 +23,8 @@ from daemons.core.ids import BlockHash, new_put_id
 from daemons.core.units import MIB, format_size
 from daemons.protocol.address import is_loopback
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply
+from daemons.protocol.block import BlockLocation, Put, PutReply
 from daemons.protocol.messages import Reply
-from daemons.protocol.name_hash import name_key
 from daemons.protocol.objects import (
     NameToReserve,
     ReleaseNames,
@@ -46,9 +33,7 @@ from daemons.protocol.objects import (
     ReserveNamesReply,
 )
 from daemons.protocol.request import PutTarget
-from daemons.protocol.segment import Source, Strided
-from daemons.store.seal import num_pieces
-from daemons.transfer import ByteArray, host_id
+from daemons.transfer import host_id
 
 _HOLD_S: Final = 15.0
 _RENEW_S: Final = 4.0
@@ -60,39 +45,8 @@ _MAX_MESSAGE_BYTES: Final = 1024 * MIB
 _BIND_HOST: Final = "; it must reach this process at its bind_host (--bind-host of mcctl cache put)"
 _PUT_TIMEOUT_S: Final = 15.0
 
-IsSame = Callable[[BlockLocation, "Item"], bool]
+IsSame = Callable[[BlockLocation, Item], bool]
 """Whether what is sealed there is this value already."""
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """One value on its way. `outcome`: its location once it is sealed, or why it is not."""
-
-    name: bytes
-    value: ByteArray
-    type: ValueType
-    outcome: BlockLocation | McError | None = None
-    version: int = 0
-    wanted: int = 0
-    """Replicas; 0 for what the pool wants."""
-    footer: Footer | None = None
-    chunks: list[BlockLocation | None] = field(default_factory=list)
-    has_manifest: bool = False
-    """It was sent, so whoever is unlucky sees the object."""
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """A block to put: chunk `index` of an item, or, with None, the object's own."""
-
-    item: Item
-    index: int | None
-    block: PutBlock
-    why: McError | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        return self.block.source.ranges.length
 
 
 class ObjectPut:
@@ -116,18 +70,19 @@ class ObjectPut:
         self._renewed_s = 0.0
         self._targets: list[PutTarget] = []
         self._chunk_bytes = 0
-        self._used: PutMemory | None = None
+        self._maker: PartMaker | None = None
         self._is_unanswered = False
 
     def run(self, items: Sequence[Item]) -> Steps[None]:
         """Every item has its outcome afterwards."""
-        self._used = self._memory.open()
+        self._maker = maker = PartMaker(self._memory, self._namespace)
         try:
-            yield from self._reserve(items)
+            yield from self._reserve(items, maker)
             mine = [item for item in items if item.outcome is None]
-            yield from self._put_parts([part for item in mine for part in self._first_parts(item)])
+            first = [part for item in mine for part in maker.first_parts(item, self._chunk_bytes)]
+            yield from self._put_parts(first)
             cut = [item for item in mine if item.outcome is None and item.chunks]
-            yield from self._put_parts([self._manifest(item) for item in cut])
+            yield from self._put_parts([maker.manifest(item) for item in cut])
         except McError as error:
             for item in items:
                 item.outcome = item.outcome or error
@@ -136,11 +91,12 @@ class ObjectPut:
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def _reserve(self, items: Sequence[Item]) -> Steps[None]:
+    def _reserve(self, items: Sequence[Item], maker: PartMaker) -> Steps[None]:
         waiting = list(items)
         while waiting:
             reply = yield from self._ask_reserve(
-                [NameToReserve(name=i.name, value_bytes=i.value.nbytes) for i in waiting]
+                [NameToReserve(name=i.name, value_bytes=i.value.nbytes) for i in waiting],
+                meanwhile=lambda: maker.make_readable(items),
             )
             again = []
             for item, reserved in zip(waiting, reply.names, strict=True):
@@ -196,7 +152,9 @@ class ObjectPut:
         )
 
     def _ask_reserve(
-        self, names: list[NameToReserve], *, exclude: Sequence[PutTarget] = ()
+        self,
+        names: list[NameToReserve],
+        meanwhile: Callable[[], object] | None = None,
     ) -> Steps[ReserveNamesReply]:
         reply = yield from ask_patiently(
             ReserveNames(
@@ -205,10 +163,10 @@ class ObjectPut:
                 replaces=self._replaces,
                 hold_ms=int(_HOLD_S * 1000),
                 near=host_id(),
-                exclude=[target.node for target in exclude],
             ),
             ReserveNamesReply,
             self._left_s(),
+            meanwhile,
         )
         self._targets, self._renewed_s = reply.targets, time.monotonic()
         self._chunk_bytes = self._chunk_bytes or reply.chunk_bytes
@@ -229,52 +187,7 @@ class ObjectPut:
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
-    def _first_parts(self, item: Item) -> list[_Part]:
-        """The whole object, or its chunks."""
-        assert self._used is not None
-        source = self._memory.add(self._used, item.value)
-        size = item.value.nbytes
-        if size <= self._chunk_bytes:
-            item.footer = Footer(size, 0, item.type)
-            return [_Part(item, None, self._object_block(item, source))]
-        item.footer = footer = Footer(size, self._chunk_bytes, item.type)
-        item.chunks = [None] * footer.num_chunks
-        key = name_key(self._namespace, item.name)
-        parts = []
-        for index in range(footer.num_chunks):
-            length = footer.chunk_length(index)
-            block = PutBlock(
-                meta=chunk_meta(self._namespace, key, item.version, index),
-                source=_part_of(source, index * self._chunk_bytes, length),
-                num_layers=num_pieces(length, PIECE_BYTES),
-                version=item.version,
-                piece_bytes=PIECE_BYTES,
-                wanted=item.wanted,
-                object_name=item.name,
-            )
-            parts.append(_Part(item, index, block))
-        return parts
-
-    def _manifest(self, item: Item) -> _Part:
-        assert self._used is not None
-        item.has_manifest = True
-        checksums = [chunk.seal_checksum for chunk in item.chunks if chunk is not None]
-        packed = np.frombuffer(pack_manifest(checksums), np.uint8)
-        return _Part(item, None, self._object_block(item, self._memory.add(self._used, packed)))
-
-    def _object_block(self, item: Item, source: Source) -> PutBlock:
-        assert item.footer is not None
-        return PutBlock(
-            meta=object_meta(self._namespace, item.name, item.value.nbytes),
-            source=source,
-            num_layers=num_pieces(source.ranges.length + FOOTER_BYTES, PIECE_BYTES),
-            version=item.version,
-            piece_bytes=PIECE_BYTES,
-            tail=pack_footer(item.footer),
-            wanted=item.wanted,
-        )
-
-    def _put_parts(self, parts: Sequence[_Part]) -> Steps[None]:
+    def _put_parts(self, parts: Sequence[Part]) -> Steps[None]:
         """Rounds over the nodes that have room, until all are sealed or the time is up."""
         left = list(parts)
         full: set[str] = set()
@@ -293,13 +206,13 @@ class ObjectPut:
                 yield from self._renew(list({id(p.item): p.item for p in left}.values()))
                 full.clear()
 
-    def _is_worth_waiting(self, left: Sequence[_Part], wait_s: float) -> bool:
+    def _is_worth_waiting(self, left: Sequence[Part], wait_s: float) -> bool:
         is_late = time.monotonic() + max(wait_s, _RETRY_S) >= self._deadline_s
         return not is_late and all(
             isinstance(part.why, Exhausted | Unavailable | TransferError) for part in left
         )
 
-    def _put_round(self, parts: Sequence[_Part], full: set[str]) -> Steps[None]:
+    def _put_round(self, parts: Sequence[Part], full: set[str]) -> Steps[None]:
         """Each part once, at a node that has not refused in this round; several messages to a node one by one."""
         queues = self._share(parts, full)
         while any(queues.values()):
@@ -324,15 +237,15 @@ class ObjectPut:
             for (control, batch), reply in zip(sent, replies, strict=True):
                 self._heard(control, batch, reply, full)
 
-    def _share(self, parts: Sequence[_Part], full: set[str]) -> dict[str, list[_Part]]:
+    def _share(self, parts: Sequence[Part], full: set[str]) -> dict[str, list[Part]]:
         """By bytes over the nodes; all to the best one where there is little to move."""
         controls = [t.control for t in self._targets if t.control not in full]
         controls = controls or [t.control for t in self._targets]
         if not controls:
             raise Unavailable("no cache node is up to put to", retry_after_ms=500)
         if sum(part.num_bytes for part in parts) <= _ONE_NODE_BYTES:
-            controls = controls[:1]
-        queues: dict[str, list[_Part]] = {control: [] for control in controls}
+            return {controls[0]: list(parts)}
+        queues: dict[str, list[Part]] = {control: [] for control in controls}
         load = dict.fromkeys(controls, 0)
         for part in parts:
             control = min(controls, key=load.__getitem__)
@@ -341,7 +254,7 @@ class ObjectPut:
         return queues
 
     def _heard(
-        self, control: str, batch: Sequence[_Part], reply: Reply | McError, full: set[str]
+        self, control: str, batch: Sequence[Part], reply: Reply | McError, full: set[str]
     ) -> None:
         if not isinstance(reply, PutReply):
             error = (
@@ -369,7 +282,7 @@ class ObjectPut:
                 part.why = Exhausted(f"{control}: {reply.why}", retry_after_ms=reply.retry_after_ms)
                 full.add(control)
 
-    def _sealed(self, part: _Part, found: dict[BlockHash, BlockLocation]) -> None:
+    def _sealed(self, part: Part, found: dict[BlockHash, BlockLocation]) -> None:
         location = found.get(part.block.meta.hash)
         if location is None:
             part.why = Unavailable("it was sealed and is gone already", retry_after_ms=20)
@@ -378,7 +291,7 @@ class ObjectPut:
         else:
             part.item.chunks[part.index] = location
 
-    def _explain(self, part: _Part) -> McError:
+    def _explain(self, part: Part) -> McError:
         why = part.why
         assert why is not None
         if not isinstance(why, Exhausted):
@@ -391,11 +304,11 @@ class ObjectPut:
 
     def _give_back(self, items: Sequence[Item]) -> Steps[None]:
         failed = [item for item in items if item.version and isinstance(item.outcome, McError)]
-        if self._used is not None:
+        if self._maker is not None:
             if self._is_unanswered:
-                self._memory.void(self._used)
+                self._memory.void(self._maker.used)
             else:
-                self._memory.release(self._used)
+                self._memory.release(self._maker.used)
         if failed:
             try:
                 message = ReleaseNames(
@@ -413,7 +326,7 @@ class ObjectPut:
         return max(0.05, self._deadline_s - time.monotonic())
 
 
-def _batch(queue: list[_Part]) -> list[_Part]:
+def _batch(queue: list[Part]) -> list[Part]:
     """Take the next message's worth off the queue."""
     count = num_bytes = 0
     while count < min(len(queue), _MAX_MESSAGE_BLOCKS) and num_bytes < _MAX_MESSAGE_BYTES:
@@ -422,11 +335,6 @@ def _batch(queue: list[_Part]) -> list[_Part]:
     batch = queue[:count]
     del queue[:count]
     return batch
-
-
-def _part_of(source: Source, start: int, length: int) -> Source:
-    ranges = Strided(offset=source.ranges.offset + start, row_bytes=length)
-    return Source(region=source.region, ranges=ranges, generation=source.generation)
 
 
 def _overtaken(item: Item) -> Conflict:

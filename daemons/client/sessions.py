@@ -5,7 +5,7 @@ No thread waits for another one's loop, so that a round trip costs what it costs
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from daemons.client.channel_pool import ChannelPool
@@ -19,6 +19,7 @@ from daemons.rpc import Channel, Identity, Loop
 
 _MAX_IDLE: Final = 16
 _CONNECT_TIMEOUT_S: Final = 2.0
+_QUESTIONS: Final = (AskMaster, AskNodes)
 
 
 class Sessions:
@@ -42,7 +43,7 @@ class Sessions:
             while True:
                 try:
                     outcome: object
-                    if isinstance(step, AskMaster | AskNodes):
+                    if isinstance(step, _QUESTIONS):
                         session = session or self._take()
                         outcome = session.do(step)
                     elif isinstance(step, Work):
@@ -106,7 +107,7 @@ class Session:
     def do(self, step: AskMaster | AskNodes) -> Reply | McError | list[Reply | McError]:
         """Without raising what was answered."""
         if isinstance(step, AskMaster):
-            reply = self._call(self._master, step.message, step.timeout_s)
+            reply = self._call(self._master, step.message, step.timeout_s, step.meanwhile)
             return self._shared.old_master() if self._is_old_master else reply
         if len(step.asked) == 1:
             [(to, message)] = step.asked
@@ -119,9 +120,15 @@ class Session:
         self._nodes.close()
         self.loop.close()
 
-    def _call(self, channel: Channel, message: Message, timeout_s: float) -> Reply | McError:
+    def _call(
+        self,
+        channel: Channel,
+        message: Message,
+        timeout_s: float,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Reply | McError:
         try:
-            return channel.call(message, timeout_s=timeout_s)
+            return channel.call(message, timeout_s=timeout_s, meanwhile=meanwhile)
         except McError as error:
             return error
 

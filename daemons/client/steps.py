@@ -21,10 +21,11 @@ ReplyType = TypeVar("ReplyType", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class AskMaster:
-    """Its outcome is the reply or a McError."""
+    """Its outcome is the reply or a McError. `meanwhile` is called once it is sent: it raises nothing, and is quick."""
 
     message: Message
     timeout_s: float
+    meanwhile: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,14 @@ Step = AskMaster | AskNodes | Pause | Work
 Steps = Generator[Step, Any, Result]
 
 
-def ask_master(message: Message, reply_type: type[ReplyType], timeout_s: float) -> Steps[ReplyType]:
+def ask_master(
+    message: Message,
+    reply_type: type[ReplyType],
+    timeout_s: float,
+    meanwhile: Callable[[], object] | None = None,
+) -> Steps[ReplyType]:
     """Raises the family of McError that it answered with, or Unavailable."""
-    reply: Reply | McError = yield AskMaster(message, timeout_s)
+    reply: Reply | McError = yield AskMaster(message, timeout_s, meanwhile)
     if isinstance(reply, reply_type):
         return reply
     if isinstance(reply, McError):
@@ -68,14 +74,17 @@ def ask_master(message: Message, reply_type: type[ReplyType], timeout_s: float) 
 
 
 def ask_patiently(
-    message: Message, reply_type: type[ReplyType], timeout_s: float
+    message: Message,
+    reply_type: type[ReplyType],
+    timeout_s: float,
+    meanwhile: Callable[[], object] | None = None,
 ) -> Steps[ReplyType]:
-    """`ask_master`, again while it is Unavailable and there is time: for what may be asked twice."""
+    """`ask_master`, again while it is Unavailable and there is time: for what may be done twice, `meanwhile` too."""
     deadline_s = time.monotonic() + timeout_s
     left_s = timeout_s
     while True:
         try:
-            return (yield from ask_master(message, reply_type, left_s))
+            return (yield from ask_master(message, reply_type, left_s, meanwhile))
         except Unavailable as error:
             if time.monotonic() + _RETRY_S >= deadline_s:
                 if left_s == timeout_s:

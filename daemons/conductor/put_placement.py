@@ -5,7 +5,7 @@ less than twice its share: new blocks are hot, and all of them on one node would
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from daemons.core.ids import HostId, NodeId
 from daemons.protocol.node import NodeState
@@ -14,8 +14,7 @@ ROOM_STEP = 0.05
 """Nodes whose free share differs by less are equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutNode:
+class PutNode(NamedTuple):
     """`last_chosen` is the number of the last plan that named it."""
 
     node: NodeId
@@ -39,8 +38,8 @@ def choose_put_target(nodes: Sequence[PutNode], *, near: HostId, full: float) ->
     usable = [n for n in nodes if n.state == "alive"] or [n for n in nodes if n.state == "suspect"]
     usable = [n for n in usable if n.used_fraction < full] or usable
     usable = [n for n in usable if n.host_id == near] or usable
-    if not usable:
-        return None
+    if len(usable) < 2:
+        return usable[0].node if usable else None
     num_turns = len(usable) + 1
     is_extra_turn = max(n.last_chosen for n in usable) % num_turns == num_turns - 1
 

@@ -4,7 +4,7 @@ Loop thread only; copying is the workers'. All calls that carry one put_id get o
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,6 +52,8 @@ class _Session:
     why: str = ""
     retry_after_ms: int | None = None
     indexes: dict[BlockHash, int] = field(default_factory=dict)
+    untold: list[PullOutcome] = field(default_factory=list)
+    """Recorded here; whoever else is to hear of them does after the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class Puts:
         if session.waiting:
             self._wait(session, call)
         self._end_if_done(session)
+        self._tell(session)
 
     def _begin_all(self, session: _Session, indexes: Sequence[int]) -> None:
         """What has no room waits."""
@@ -254,12 +257,14 @@ class Puts:
         for session in list(self._waiting.values()):
             self._begin_all(session, session.waiting)
             if session.waiting:
+                self._tell(session)
                 return
             del self._waiting[session.put.put_id]
             if session.timer is not None:
                 session.timer.cancel()
             session.why, session.retry_after_ms = "", None
             self._end_if_done(session)
+            self._tell(session)
 
     # Pulling.
 
@@ -307,11 +312,12 @@ class Puts:
             self._record(session, outcome)
         session.num_left -= len(outcomes)
         self._end_if_done(session)
+        self._tell(session)
 
     def _record(self, session: _Session, outcome: PullOutcome) -> None:
         parts, replica = self._parts, outcome.task.replica
         index = session.indexes[replica.meta.hash]
-        parts.metrics.pull_seconds.observe(outcome.seconds)
+        session.untold.append(outcome)
         if outcome.seal_checksum is None:
             parts.replicas.abandon(replica)
             session.results[index] = "failed"
@@ -323,9 +329,18 @@ class Puts:
         else:
             replica.wanted = outcome.task.block.wanted
             parts.replicas.seal(replica, outcome.seal_checksum)
-            parts.on_sealed(replica)
-            parts.metrics.pulled_bytes.inc(replica.length)
             session.results[index] = "stored"
+
+    def _tell(self, session: _Session) -> None:
+        """Lower tiers, the master's next report, the metrics: in the same turn as the answer, and after it."""
+        parts = self._parts
+        for outcome in session.untold:
+            parts.metrics.pull_seconds.observe(outcome.seconds)
+            replica = outcome.task.replica
+            if replica.state == "sealed":
+                parts.on_sealed(replica)
+                parts.metrics.pulled_bytes.inc(replica.length)
+        session.untold.clear()
 
     def _end_if_done(self, session: _Session) -> None:
         if session.num_left or session.waiting:
@@ -338,19 +353,18 @@ class Puts:
         )
         del self._sessions[session.put.put_id]
         self._parts.replicas.flush()
-        num_refused = 0
-        for status in session.results:
-            self._parts.metrics.put_blocks.labels(status).inc()
-            num_refused += status == "exhausted"
-        if num_refused:
-            self._parts.reporter.refused(num_refused)
+        for call in session.calls:
+            call.reply(reply)
+        counts = Counter(session.results)
+        for status, count in counts.items():
+            self._parts.metrics.put_blocks.labels(status).inc(count)
+        if counts["exhausted"]:
+            self._parts.reporter.refused(counts["exhausted"])
         # These are no outcomes: the same put may be tried again.
-        if not {"exhausted", "failed", "being_written"} & set(session.results):
+        if not counts.keys() & {"exhausted", "failed", "being_written"}:
             self._answers[session.put.put_id] = reply
             if len(self._answers) > _MAX_ANSWERS:
                 self._answers.popitem(last=False)
-        for call in session.calls:
-            call.reply(reply)
 
     def _locations(self, session: _Session) -> list[BlockLocation]:
         found = (self._parts.replicas.get(block_hash) for block_hash in session.indexes)

@@ -124,22 +124,30 @@ class ObjectHandlers:
             is_held = names.renew(key, item.version, now_s=now_s, hold_s=hold_s)
             return ReservedName(status="reserved" if is_held else "lost", version=item.version)
         if not message.replaces:
-            [state] = self._states(
-                message.namespace, [item.name], self._rows(message.namespace, [item.name])
-            )
-            [replicas] = self._state.directory.locate([key], now_s=now_s, lease_s=0).unpack()
-            if replicas:
-                at = replicas[0]
-                return ReservedName(status="sealed", version=at.version, location=at)
-            if state == _UNREACHABLE:
-                return ReservedName(status="unreachable")
-            if state == _REBUILDING:
-                return ReservedName(status="rebuilding")
+            taken = self._taken(message.namespace, item.name, key)
+            if taken is not None:
+                return taken
             if names.is_reserved(key, now_s=now_s):
                 return ReservedName(status="being_written")
         return ReservedName(
             status="reserved", version=names.reserve(key, now_s=now_s, hold_s=hold_s)
         )
+
+    def _taken(self, namespace: bytes, name: bytes, key: BlockHash) -> ReservedName | None:
+        """Why a name that is not to be replaced cannot be put; None where nothing is known of it, as mostly."""
+        directory = self._state.directory
+        if directory.blocks.row_by_hash.get(key, NO_ROW) == NO_ROW:
+            if key in directory.away:
+                return ReservedName(status="unreachable")
+            return ReservedName(status="rebuilding") if self._keeper.is_rebuilding() else None
+        [replicas] = directory.locate([key], now_s=self._state.now_s(), lease_s=0).unpack()
+        if replicas:
+            at = replicas[0]
+            return ReservedName(status="sealed", version=at.version, location=at)
+        [state] = self._states(namespace, [name], self._rows(namespace, [name]))
+        if state == _UNREACHABLE:
+            return ReservedName(status="unreachable")
+        return ReservedName(status="rebuilding") if state == _REBUILDING else None
 
     def _targets(self, message: ReserveNames, count: int) -> list[Member]:
         """Best first. Of an object that is replaced its own node, where readers see the new version at once."""

@@ -15,14 +15,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from daemons.core.errors import Exhausted, McError, ProtocolError, Rejected, Unavailable
-from daemons.protocol.address import is_loopback, split_key
+from daemons.protocol.address import split_key
 from daemons.protocol.base import MALFORMED, Message, Ping
 from daemons.protocol.failure import Failure, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
+from daemons.rpc.dealer import MONITORED, NO_KEYS, keys_missing, new_dealer
 from daemons.rpc.frames import has_more, send_frames
-from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
-from daemons.rpc.keys import use_keys
+from daemons.rpc.framing import Header, Kind, unpack_header
 from daemons.rpc.loop import Loop, Timer
 
 CONNECT_TIMEOUT_S = 0.75
@@ -31,18 +31,6 @@ MISSED_BEATS = 4
 MAX_PENDING = 4096
 _AT_ONCE_S = 0.02
 """So long an answer is awaited without the loop's help; beats are too rare to miss it."""
-_EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_DISCONNECTED
-)
-
-_NO_KEYS = (
-    "asks for keys, and this process has none: set `security.key_file` and `security.master_key` "
-    "(mcctl: --key-file, --master-key)"
-)
 
 OnReply = Callable[[Reply | McError], object]
 OnPart = Callable[[Part], object]
@@ -126,29 +114,50 @@ class Channel:
         self._send(request_id, message, timeout_s)
         return pending
 
-    def call(self, message: Message, *, timeout_s: float) -> Reply | McError:
-        """Turn the loop until the answer is there, for whoever has nothing else to do.
+    def call(
+        self,
+        message: Message,
+        *,
+        timeout_s: float,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Reply | McError:
+        """Turn the loop until the answer is there, for whoever has nothing else to do than `meanwhile`, once.
 
         An answer that comes at once needs no timer, no callback and no turn: half the cost of a round trip.
         """
         loop = self.loop
+        loop.catch_up()  # hear now of a loss that happened while nobody turned the loop
+        if not self.is_connected or self._pending or self._is_revoked:
+            return self._call_in_turns(message, timeout_s, meanwhile)
+        request_id = next(self._ids)
+        self.last_used_s = started_s = loop.clock()
+        self._send(request_id, message, timeout_s)
+        if meanwhile is not None:
+            meanwhile()
+        answer = self._answer_at_once(request_id, min(timeout_s, _AT_ONCE_S))
+        if answer is not None:
+            return answer
         got: list[Reply | McError] = []
-        loop.turn_if_due()  # hear now of a loss that happened while nobody turned the loop
-        if self.is_connected and not self._pending and not self._is_revoked:
-            request_id = next(self._ids)
-            self.last_used_s = started_s = loop.clock()
-            self._send(request_id, message, timeout_s)
-            answer = self._answer_at_once(request_id, min(timeout_s, _AT_ONCE_S))
-            if answer is not None:
-                return answer
-            left_s = max(0.0, timeout_s - (loop.clock() - started_s))
-            pending = self._await_reply(request_id, left_s, got.append)
-            if not self.is_connected:
-                self._fail_these([request_id], Unavailable(f"{self.endpoint} is gone"))
-        else:
-            pending = self.request(message, timeout_s=timeout_s, on_reply=got.append)
+        left_s = max(0.0, timeout_s - (loop.clock() - started_s))
+        pending = self._await_reply(request_id, left_s, got.append)
+        if not self.is_connected:
+            self._fail_these([request_id], Unavailable(f"{self.endpoint} is gone"))
+        return self._turn_until(pending, got, timeout_s)
+
+    def _call_in_turns(
+        self, message: Message, timeout_s: float, meanwhile: Callable[[], object] | None
+    ) -> Reply | McError:
+        got: list[Reply | McError] = []
+        pending = self.request(message, timeout_s=timeout_s, on_reply=got.append)
+        if meanwhile is not None:
+            meanwhile()
+        return self._turn_until(pending, got, timeout_s)
+
+    def _turn_until(
+        self, pending: Pending, got: list[Reply | McError], timeout_s: float
+    ) -> Reply | McError:
         try:
-            loop.run_until(lambda: bool(got), timeout_s + 1)
+            self.loop.run_until(lambda: bool(got), timeout_s + 1)
         finally:
             pending.cancel()
         return got[0] if got else Unavailable(f"no answer within {timeout_s:g} s")
@@ -201,35 +210,16 @@ class Channel:
             return False
         return identity.allowed.revoked(self._server_key) is not None
 
-    def _keys_missing(self) -> str:
-        """Why there is no safe connection to this endpoint, or ""."""
-        if self._server_key is None:
-            if self.loop.identity is None or is_loopback(self.endpoint):
-                return ""
-            return (
-                f"{self.endpoint} is another host's, but its public key is not known: set "
-                "`security.master_key` (mcctl: --master-key), or `security.key_file` at that node"
-            )
-        return "" if self.loop.identity is not None else f"{self.endpoint} {_NO_KEYS}"
-
     def _open(self) -> None:
         if self._socket is not None:
             return
-        why_not = self._keys_missing()
+        identity = self.loop.identity
+        why_not = keys_missing(self.endpoint, identity, self._server_key)
         if why_not:
             self._lose_soon(why_not, Rejected)
             return
-        socket = self.loop.context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 200)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        socket.setsockopt(zmq.SNDHWM, 20_000)
-        socket.setsockopt(zmq.RCVHWM, 20_000)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        if self._server_key is not None and self.loop.identity is not None:
-            use_keys(socket, self.loop.identity.pair, self._server_key)
-        self._monitor = socket.get_monitor_socket(_EVENTS)
+        socket = new_dealer(self.loop.context, identity, self._server_key)
+        self._monitor = socket.get_monitor_socket(MONITORED)
         self._socket = socket
         self.loop.add_reader(self._monitor, self._on_monitor)
         self.loop.add_reader(socket, self._on_readable)
@@ -286,7 +276,7 @@ class Channel:
         elif self._server_key is not None:
             self._unproved_why = "; is this its public key, and does it have keys?"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._lose(f"{self.endpoint} {_NO_KEYS}", Rejected)
+            self._lose(f"{self.endpoint} {NO_KEYS}", Rejected)
         else:
             self._unproved_why = " before a word was said; it may have ended, or ask for keys"
 

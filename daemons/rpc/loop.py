@@ -26,6 +26,7 @@ _MAX_WAIT_S = 0.25
 """The loop looks at its clock at least this often; a longer gap means the process was stopped or starved."""
 
 _MAX_CANCELLED = 64
+_JUST_NOW_S = 0.001
 
 
 class Timer:
@@ -171,6 +172,11 @@ class Loop:
         if is_due:
             self.run_once(0.0)
         return is_due
+
+    def catch_up(self) -> None:
+        """`turn_if_due`, where the last look at the sockets is not of just now."""
+        if self.clock() - self._last_turn_s > _JUST_NOW_S:
+            self.turn_if_due()
 
     def hears_only(self, socket: "zmq.Socket[bytes]", wait_s: float) -> bool:
         """Wait for this socket to be readable; False when time is up or anything else happens first."""

@@ -5,6 +5,7 @@ SIGHUP           reload what the daemon documents as reloadable
 """
 
 import argparse
+import functools
 import gc
 import logging
 import signal
@@ -50,7 +51,9 @@ class App(Protocol):
 Config = TypeVar("Config", bound=Section)
 
 
+@functools.cache
 def software_version() -> str:
+    """Looked up once: to read a package's metadata takes milliseconds, and nodes tell it with every beat."""
     try:
         return version("mooncake-mc")
     except PackageNotFoundError:
