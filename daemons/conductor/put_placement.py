@@ -5,7 +5,7 @@ less than twice its share: new blocks are hot, and all of them on one node would
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from daemons.core.ids import HostId, NodeId
 from daemons.protocol.node import NodeState
@@ -14,8 +14,9 @@ ROOM_STEP = 0.05
 """Nodes whose free share differs by less are equal."""
 
 
-class PutNode(NamedTuple):
-    """`last_chosen` is the number of the last plan that named it."""
+@dataclass(slots=True)
+class PutNode:
+    """`last_chosen` is the number of the last plan that named it. Not frozen: one is made for each node at each put."""
 
     node: NodeId
     host_id: HostId

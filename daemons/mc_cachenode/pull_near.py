@@ -5,19 +5,20 @@ The same rules as for every pull: the generation is read before and after the by
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daemons.core.units import KIB
 from daemons.mc_cachenode.pull import PullOutcome, PullTask
 from daemons.protocol.segment import Generation, RegionRef
 from daemons.store.seal import Trailer, payload_checksums, seal
-from daemons.transfer import ByteArray, TransferEngine
+from daemons.transfer import TransferEngine
 
 MAX_NEAR_BYTES: Final = 64 * KIB
 """Of one message: copied and hashed in some ten microseconds."""
-_WORD_BYTES: Final = 8
+_WORD: Final = np.dtype("<u8")
 
 
 def pull_near(engine: TransferEngine, task: PullTask) -> PullOutcome | None:
@@ -29,15 +30,18 @@ def pull_near(engine: TransferEngine, task: PullTask) -> PullOutcome | None:
         return None
     memory, is_there = near
     first, last = ranges.offset, ranges.offset + ranges.row_bytes
-    words = _words(engine, source.region, guard)
-    if not 0 <= first <= last <= memory.nbytes or words is None:
+    if not 0 <= first <= last <= memory.nbytes:
         return None
     started_s = time.monotonic()
-    if guard is not None and int(words[guard.index]) != guard.value:
-        return None
+    word = None
+    if guard is not None:
+        word = _word(engine, source.region, guard)
+        if word is None or word.item() != guard.value:
+            return None
     payload = replica.segment.array[replica.offset : replica.offset + replica.length]
     np.copyto(payload[: ranges.row_bytes], memory[first:last])
-    if (guard is not None and int(words[guard.index]) != guard.value) or not is_there():
+    is_reused = guard is not None and word is not None and word.item() != guard.value
+    if is_reused or not is_there():
         return None
     payload[ranges.row_bytes :] = np.frombuffer(block.tail, np.uint8)
     checksums = payload_checksums(payload.data, block.num_layers, block.piece_bytes)
@@ -55,16 +59,14 @@ def are_small(tasks: Sequence[PullTask]) -> bool:
     return sum(task.replica.length for task in tasks) <= MAX_NEAR_BYTES
 
 
-def _words(engine: TransferEngine, region: RegionRef, guard: Generation | None) -> ByteArray | None:
-    """The source's table of generations; None where the one that is asked for cannot be seen from here."""
-    if guard is None:
-        return np.empty(0, np.uint8)
+def _word(engine: TransferEngine, region: RegionRef, guard: Generation) -> NDArray[Any] | None:
+    """This word of the source's table of generations, as it is at each look; None where it cannot be seen from here."""
     table = RegionRef(
         address=region.address,
         region_id=guard.region_id,
-        size_bytes=(guard.index + 1) * _WORD_BYTES,
+        size_bytes=(guard.index + 1) * _WORD.itemsize,
     )
     found = engine.mapped(table)
-    if found is None or not 0 <= guard.index < found[0].nbytes // _WORD_BYTES:
+    if found is None or not 0 <= guard.index < found[0].nbytes // _WORD.itemsize:
         return None
-    return found[0][: found[0].nbytes // _WORD_BYTES * _WORD_BYTES].view("<u8")
+    return np.ndarray((), _WORD, found[0].data, guard.index * _WORD.itemsize)

@@ -159,15 +159,8 @@ class ObjectHandlers:
             and member.node.node not in message.exclude
         }
         nodes = [
-            PutNode(
-                node=node,
-                host_id=member.node.host_id,
-                state=member.state,
-                used_bytes=member.used_bytes,
-                capacity_bytes=member.capacity_bytes,
-                last_chosen=member.last_chosen,
-            )
-            for node, member in members.items()
+            PutNode(node, m.node.host_id, m.state, m.used_bytes, m.capacity_bytes, m.last_chosen)
+            for node, m in members.items()
         ]
         order: list[NodeId] = []
         full = self._state.config.pool.high_watermark

@@ -21,7 +21,7 @@ from daemons.protocol.failure import Failure, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.dealer import MONITORED, NO_KEYS, keys_missing, new_dealer
-from daemons.rpc.frames import has_more, send_frames
+from daemons.rpc.frames import has_more, receive, send_frames
 from daemons.rpc.framing import Header, Kind, unpack_header
 from daemons.rpc.loop import Loop, Timer
 
@@ -183,7 +183,7 @@ class Channel:
         socket = self._socket
         if socket is None or not self.loop.hears_only(socket, wait_s):
             return None
-        frames = socket.recv_multipart(zmq.NOBLOCK)
+        frames = [part.bytes for part in receive(socket)]
         try:
             header = unpack_header(frames[0])
             if header.kind is Kind.REPLY and header.request_id == request_id:
@@ -307,7 +307,7 @@ class Channel:
     def _on_readable(self) -> None:
         while self._socket is not None and has_more(self._socket):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = [part.bytes for part in receive(self._socket)]
             except zmq.Again:
                 return
             self._missed_beats = 0

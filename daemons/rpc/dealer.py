@@ -4,7 +4,8 @@ from typing import Final
 
 import zmq
 
-from daemons.protocol.address import PublicKey, is_loopback
+from daemons.core.ids import PublicKey
+from daemons.protocol.address import is_loopback
 from daemons.rpc.framing import MAX_MESSAGE_BYTES
 from daemons.rpc.keys import Identity, use_keys
 
@@ -23,7 +24,9 @@ NO_KEYS: Final = (
 
 
 def new_dealer(
-    context: "zmq.Context[zmq.Socket[bytes]]", identity: Identity | None, server_key: PublicKey | None
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    identity: Identity | None,
+    server_key: PublicKey | None,
 ) -> "zmq.Socket[bytes]":
     """Not connected yet. It queues nothing for a peer that is not there, and little for one that does not read."""
     socket = context.socket(zmq.DEALER)

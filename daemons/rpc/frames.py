@@ -18,6 +18,16 @@ def send_frames(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
     socket.send(frames[-1], _NOW)
 
 
+def receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+    """The next message. Raises zmq.Again where there is none. A frame knows whether another follows: no asking."""
+    part = socket.recv(_NOW, copy=False)
+    parts = [part]
+    while part.more:
+        part = socket.recv(_NOW, copy=False)
+        parts.append(part)
+    return parts
+
+
 def has_more(socket: "zmq.Socket[bytes]") -> bool:
     """Whether a message waits. To ask is much cheaper than the exception that tells there is none."""
     return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)

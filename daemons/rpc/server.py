@@ -18,7 +18,7 @@ from daemons.protocol.key import AllowedKey
 from daemons.protocol.messages import Request, decode_request, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.authenticator import CONTROL, Authenticator, HandshakeWatch
-from daemons.rpc.frames import has_more, send_frames
+from daemons.rpc.frames import has_more, receive, send_frames
 from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
 from daemons.rpc.gate import Gate
 from daemons.rpc.loop import Loop
@@ -171,14 +171,11 @@ class Server:
         # After a stall all that is queued is judged by the stall, so all of it is read in this turn.
         for _ in range(_MAX_BATCH if not self.loop.stall_s else 100 * _MAX_BATCH):
             try:
-                if self._gate is None:
-                    frames, key = self._socket.recv_multipart(zmq.NOBLOCK), ""
-                else:
-                    parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    frames, key = [part.bytes for part in parts], _key_of(parts)
+                parts = receive(self._socket)
             except zmq.Again:
                 return
-            self._on_frames(frames, key)
+            key = "" if self._gate is None else _key_of(parts)
+            self._on_frames([part.bytes for part in parts], key)
             if not has_more(self._socket):
                 return
 

@@ -2,6 +2,7 @@
 collector has nothing to look at.
 """
 
+import struct
 from array import array
 from typing import Final, Generic, TypeVar
 
@@ -22,6 +23,7 @@ class Column(Generic[Scalar]):
 
     def __init__(self, dtype: DTypeLike, fill: int = 0) -> None:
         self._dtype = np.dtype(dtype)
+        self._one = struct.Struct(f"{self._dtype.itemsize}s")
         self._fill = fill
         self._buffer = bytearray()
         self.values: NDArray[Scalar] = np.empty(0, self._dtype)
@@ -29,10 +31,15 @@ class Column(Generic[Scalar]):
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def buffer(self) -> bytearray:
+        """What `values` shows; another one after some `reach`es."""
+        return self._buffer
+
     def bytes_of(self, row: int) -> bytes:
-        """One value as it lies there: a tenth of what numpy takes for it."""
-        size = self._dtype.itemsize
-        return bytes(self._buffer[row * size : (row + 1) * size])
+        """One value as it lies there: a tenth of what numpy takes for it, or `bytes` of a slice."""
+        value: bytes = self._one.unpack_from(self._buffer, row * self._one.size)[0]
+        return value
 
     def reach(self, num_rows: int) -> None:
         """At least so many rows; new ones hold the fill."""

@@ -39,6 +39,7 @@ class Directory:
         self.find_prefix = lookups.find_prefix
         self.match = lookups.match
         self.take = lookups.take
+        self.lease = lookups.lease
         self.locate = lookups.locate
         self.best_places = lookups.best_places
         self.leading_by_host = lookups.leading_by_host

@@ -81,6 +81,17 @@ class Lookups:
         replicas = self._best(rows, now_s, near)
         return self._take(rows, replicas, num_asked, now_s=now_s, lease_s=lease_s)
 
+    def lease(self, rows: Rows, num_asked: int, *, now_s: float, lease_s: float) -> None:
+        """A prefix that was looked up just now is read from now on."""
+        tables = self._tables
+        tables.leases.touch(rows, now_s=now_s, lease_s=lease_s)
+        if tables.heat is not None:
+            tables.heat.touch(rows.tolist(), now_s=now_s)
+        if len(rows):  # a chain that was asked for from its middle
+            tables.touch_parents(int(rows[0]), now_s, now_s + lease_s)
+        self._count(num_asked, len(rows))
+        self._turn += 1
+
     def best_places(self, rows: Rows, *, now_s: float) -> list[Place]:
         """Where each of these rows would be read from, by whoever is near none of them; only looks."""
         slots = self._tables.replicas.slot.values[self._best(rows, now_s, None)]
@@ -162,15 +173,8 @@ class Lookups:
     def _take(
         self, rows: Rows, replicas: Rows, num_asked: int, *, now_s: float, lease_s: float
     ) -> Taken:
-        tables = self._tables
         if lease_s > 0:
-            tables.leases.touch(rows, now_s=now_s, lease_s=lease_s)
-            if tables.heat is not None:
-                tables.heat.touch(rows.tolist(), now_s=now_s)
-            if len(rows):  # a chain that was asked for from its middle
-                tables.touch_parents(int(rows[0]), now_s, now_s + lease_s)
-            self._count(num_asked, len(rows))
-            self._turn += 1
+            self.lease(rows, num_asked, now_s=now_s, lease_s=lease_s)
         return Taken(rows, replicas, self._locations(replicas))
 
     def _count(self, num_asked: int, num_hits: int) -> None:
