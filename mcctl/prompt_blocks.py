@@ -64,7 +64,8 @@ def locate_prompt(
     tokens = _tokens(tokenizer, prompt)
     namespace = tenant_namespace(served.namespace, prompt.tenant)
     hashes = block_hashes(namespace, tokens, served.block_tokens)
-    places = client.locate(hashes) if hashes else []
+    replicas, devices = client.locate_all(hashes) if hashes else ([], {})
+    places = [_places(devices.get(index, []), each) for index, each in enumerate(replicas)]
     return _located(served, tokenizer, tokens, hashes, places)
 
 
@@ -86,7 +87,7 @@ def _located(
     tokenizer: Tokenizer,
     tokens: list[int],
     hashes: list[BlockHash],
-    places: list[list[BlockLocation]],
+    places: list[list[ReplicaPlace]],
 ) -> LocatedPrompt:
     size = served.block_tokens
     blocks = []
@@ -101,10 +102,7 @@ def _located(
                 text=tokenizer.decode(
                     tokens[start : start + _SNIPPET_TOKENS], skip_special_tokens=False
                 ),
-                replicas=[
-                    ReplicaPlace(node=r.node, tier=r.tier, offset=r.offset, length=r.length)
-                    for r in replicas
-                ],
+                replicas=replicas,
             )
         )
     matched = next((b.index for b in blocks if not b.replicas), len(blocks))
@@ -116,6 +114,16 @@ def _located(
         tail_tokens=len(tokens) - len(blocks) * size,
         blocks=blocks,
     )
+
+
+def _places(devices: list[NodeId], replicas: list[BlockLocation]) -> list[ReplicaPlace]:
+    return [
+        *(ReplicaPlace(node=node, tier="device", offset=0, length=0) for node in devices),
+        *(
+            ReplicaPlace(node=r.node, tier=r.tier, offset=r.offset, length=r.length)
+            for r in replicas
+        ),
+    ]
 
 
 def _tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

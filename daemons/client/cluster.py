@@ -97,6 +97,14 @@ class ClusterClient:
         """Every replica of each block, in order. Only looks: no lease, no recency."""
         return self._ask(Locate(hashes=list(hashes), lease_ms=0), LocateReply).unpack()
 
+    def locate_all(
+        self, hashes: Sequence[BlockHash]
+    ) -> tuple[list[list[BlockLocation]], dict[int, list[NodeId]]]:
+        """The same, and by index the instances that hold the block in their KV arenas."""
+        asked = Locate(hashes=list(hashes), lease_ms=0, wants_devices=True)
+        reply = self._ask(asked, LocateReply)
+        return reply.unpack(), reply.devices
+
     def clear_blocks(self, chosen: BlockFilter, timeout_s: float = 30.0) -> ClearBlocksReply:
         """Delete what the filter matches; answered when the nodes freed it, or at the deadline."""
         return self._ask(ClearBlocks(filter=chosen), ClearBlocksReply, timeout_s)

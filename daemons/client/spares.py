@@ -30,3 +30,15 @@ def replicas_of(
             )
             of_block.append(other)
     return replicas
+
+
+def behind(spares: Spares | None, num_blocks: int) -> Spares | None:
+    """The same for a reader that leaves out so many blocks at the beginning."""
+    if spares is None or not num_blocks:
+        return spares
+    left = [
+        msgspec.structs.replace(spare, block=spare.block - num_blocks)
+        for spare in spares.replicas
+        if spare.block >= num_blocks
+    ]
+    return msgspec.structs.replace(spares, replicas=left)

@@ -204,6 +204,15 @@ class InstanceTable:
                 column[row] = count
         return column
 
+    def by_node(self, tokens: dict[NodeId, int]) -> Ints:
+        """A column of what each row itself has."""
+        column = np.zeros(len(self._described), np.int64)
+        for node, count in tokens.items():
+            row = self.row_by_node.get(node)
+            if row is not None:
+                column[row] = count
+        return column
+
     def view(self, row: int, queue_s: float) -> InstanceView:
         """A picture of one row."""
         described = self.described(row)

@@ -36,7 +36,7 @@ class Member:
     capacity_bytes: int = 0
     """Both of its DRAM."""
     tiers: dict[Tier, TierUsage] = field(default_factory=dict)
-    """Those below, as it reported them last."""
+    """Those beside it, as it reported them last."""
     next_sequence: int | None = None
     """Of its reports; None: whatever comes starts a new count."""
     has_old_blocks: bool = False

@@ -40,14 +40,15 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class PrefillCandidates:
-    """Who may prefill, in the order of their names. `local_tokens`: what each may reuse of its own host, `most_tokens`
-    of the whole pool.
+    """Who may prefill, in the order of their names. `device_tokens`: what each may reuse that is in its own KV arena,
+    `local_tokens` of that and of its host, `most_tokens` of that and of the whole pool.
     """
 
     request: PlacementRequest
     rows: Rows
     queue_s: Floats
     costs: CostColumns
+    device_tokens: Ints
     local_tokens: Ints
     most_tokens: Ints
     num_requests: Ints
@@ -62,17 +63,20 @@ class PrefillCandidates:
 
     def reusing(self, matched: Ints) -> "Weighed":
         """Time to the first token of each with so many tokens reused; of each way, where that has a row for each."""
+        device = np.minimum(matched, self.device_tokens)
         local = np.minimum(matched, self.local_tokens)
-        load_s = self.costs.load_s(local, matched - local)
+        load_s = self.costs.load_s(local - device, matched - local)
         if self.request.staging_s:
             # It is staged while the request is queued, so only what that does not cover counts.
             left_s = np.maximum(load_s, self.request.staging_s - self.queue_s)
-            load_s = np.where(matched > self.request.fast_tokens, left_s, load_s)
+            is_slow = matched > np.maximum(self.request.fast_tokens, device)
+            load_s = np.where(is_slow, left_s, load_s)
         return Weighed(
             self.queue_s,
             load_s,
             self.costs.prefill_s(self.request.num_prompt_tokens, matched),
             matched,
+            device,
         )
 
     def take_turns(self, value: Floats) -> int:
@@ -91,6 +95,7 @@ class Weighed:
     load_s: Floats
     prefill_s: Floats
     matched_tokens: Ints
+    device_tokens: Ints
     num_behind: float = 0.0
 
     @property
@@ -115,14 +120,22 @@ class Weighed:
     def options(self, positions: Sequence[int], nodes: Iterable[NodeId]) -> list[Option]:
         """Of these candidates, in this order; `nodes` are their names."""
         at = np.array(positions, np.intp)
-        columns = (self.queue_s, self.load_s, self.prefill_s, self.matched_tokens, self.delay_s)
+        columns = (
+            self.queue_s,
+            self.load_s,
+            self.prefill_s,
+            self.matched_tokens,
+            self.delay_s,
+            self.device_tokens,
+        )
         return list(map(Option, nodes, *(column[at].tolist() for column in columns)))
 
     def fastest(self) -> "Weighed":
         """Of several ways, a row each, the fastest for each candidate; the first of equals."""
         way = self.total_s.argmin(axis=0)
         at = way, np.arange(len(way))
-        return Weighed(self.queue_s, self.load_s[at], self.prefill_s[at], self.matched_tokens[at])
+        columns = (self.load_s, self.prefill_s, self.matched_tokens, self.device_tokens)
+        return Weighed(self.queue_s, *(column[at] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +159,15 @@ def candidates_of(
         is_maker = is_safe & (rows == table.row_by_node.get(request.expected_on, -1))
         local = np.where(is_maker, request.expected_tokens, local)
         most = np.where(is_maker, request.expected_tokens, most)
+    device = np.where(is_safe, table.by_node(request.device_tokens)[rows], 0)
     return PrefillCandidates(
         request=request,
         rows=rows,
         queue_s=queue_s,
         costs=table.costs(rows),
-        local_tokens=local,
-        most_tokens=most,
+        device_tokens=device,
+        local_tokens=np.maximum(local, device),
+        most_tokens=np.maximum(most, device),
         num_requests=np.maximum(table.num_promised[rows], table.num_reported[rows]),
         last_chosen=table.last_chosen[rows],
         mean_work_s=mean_work_s,
@@ -160,14 +175,19 @@ def candidates_of(
 
 
 def fastest_reuse(candidates: PrefillCandidates, tuning: Tuning) -> Weighed:
-    """The least predicted time each: reuse all that matched, only what its host has, or is in DRAM, or nothing."""
+    """The least predicted time each: reuse all that matched, only what its host has, or is in DRAM, or in its
+    own arena, or nothing.
+    """
     local = candidates.local_tokens
     most = candidates.most_tokens if tuning.may_pull else local
     if not most.any():
         return candidates.reusing(most)
-    ways = [most, local, np.zeros_like(local)]
+    ways = [most, local]
     if candidates.request.staging_s:
-        ways.insert(2, np.minimum(most, candidates.request.fast_tokens))
+        ways.append(np.minimum(most, candidates.request.fast_tokens))
+    if candidates.device_tokens.any():
+        ways.append(candidates.device_tokens)
+    ways.append(np.zeros_like(local))
     return candidates.reusing(np.array(ways)).fastest()
 
 

@@ -42,6 +42,8 @@ class PlacementRequest:
     max_tokens: int
     matched_tokens: int = 0
     local_tokens: dict[HostId, int] = field(default_factory=dict)
+    device_tokens: dict[NodeId, int] = field(default_factory=dict)
+    """Of the longest prefix that lies in the KV arena of each instance: it is reused there at once, and only there."""
     exclude: frozenset[NodeId] = frozenset()
     namespace: bytes = b""
     """Empty: of whatever namespace serves the model."""
@@ -80,6 +82,8 @@ class Option:
     prefill_s: float
     matched_tokens: int
     delay_s: float = 0.0
+    device_tokens: int = 0
+    """Of these, what lies in its own KV arena."""
 
     @property
     def total_s(self) -> float:

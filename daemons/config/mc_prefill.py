@@ -6,6 +6,7 @@ from daemons.config.base import Section
 from daemons.config.common import (
     Count,
     EngineSection,
+    Fraction,
     LogSection,
     MasterLinkSection,
     Metrics,
@@ -43,6 +44,9 @@ class PrefillSection(Section, frozen=True, kw_only=True):
     """Offer new blocks to the pool."""
     put_hold_s: Seconds = 1.0
     """A put in flight keeps a slot that prompts wait for no longer than this; what it has not read by then is lost."""
+    retain_fraction: Fraction = 1.0
+    """Of engine.kv_memory: so much KV of prompts that are done may stay, for later ones that begin alike. Whatever it
+    is, it is given up at once when a prompt needs the room. 0: none stays."""
 
 
 class PrefillConfig(Section, frozen=True, kw_only=True):

@@ -61,6 +61,9 @@ class Arena(Protocol):
     def allocate(self, num_tokens: int) -> Slot:
         """Raises Exhausted when none fits now."""
 
+    def renew(self, slot: Slot) -> Slot:
+        """The memory of a live slot as the slot of another sequence, with what is in it."""
+
     def free(self, slot: Slot) -> None:
         """The caller has raised its generation."""
 

@@ -95,6 +95,13 @@ class SlotSpace(Generic[AnySlot]):
         self._live[index] = slot
         return slot
 
+    def renew(self, slot: Slot) -> AnySlot:
+        """The same memory for another sequence, which finds there what the one before left: a slot as if allocated."""
+        assert self._live.get(slot.index) is slot, "a slot that is not live"
+        fresh = self._make(slot.index, slot.offset_bytes, slot.capacity_tokens, self.geometry)
+        self._live[slot.index] = fresh
+        return fresh
+
     def free(self, slot: Slot) -> None:
         """Give the slot back; the caller has raised its generation, so no peer trusts it."""
         assert self._live.get(slot.index) is slot, "slot freed twice"

@@ -1,8 +1,6 @@
 """Report, Match, Locate, BadReplica, ListBlocks, ClearBlocks, FlushBlocks, PinBlocks, CacheStat.
 
-Reports of one life of a node are numbered from 1. The first after a Join begins the count; a lower number than
-expected is a repeat and is passed over; number 1 (or 0) begins anew and voids what was known; a gap asks for an
-announcement. What was known stays readable until the announcement begins: readers verify.
+What was known of a node stays readable until its announcement begins: readers verify.
 """
 
 import logging
@@ -16,10 +14,12 @@ from daemons.core.errors import NotFound, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.checks import check_report, check_segments
 from daemons.mc_master.clearing import Clearing
+from daemons.mc_master.device_tier import DeviceTier
 from daemons.mc_master.flushing import flush
 from daemons.mc_master.membership import MembershipHandlers
 from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.pinning import Pinning
+from daemons.mc_master.report_order import out_of_order
 from daemons.mc_master.requests import OnUsed
 from daemons.mc_master.state import MasterState
 from daemons.protocol.access import namespaces_of
@@ -84,8 +84,10 @@ class BlockHandlers:
         self._names = names
         self._clearing = Clearing(state)
         self._pinning = Pinning(state)
+        self.devices = DeviceTier(state, self._clearing)
         self._held_back: dict[NodeId, listing.HeldBack] = {}
         """Of nodes that are full and have nothing that may go."""
+        membership.on_gone.append(self.devices.on_gone)
         membership.on_gone.append(self._clearing.on_gone)
         membership.on_joined.append(self._clearing.on_joined)
         self.on_sealed: Callable[[NodeId, SealedBlocks], object] = lambda _n, _s: None
@@ -143,19 +145,13 @@ class BlockHandlers:
     def _report(self, call: Call, report: Report) -> ReportReply:
         check_report(report)
         member = self._membership.hear(call, report.node, report.epoch)
+        if report.tier == "device":
+            return self.devices.report(member, report)
         if not member.node.segments:
             raise NotFound(f"node {report.node} joined without a segment, it cannot hold blocks")
-        expected = member.next_sequence
-        if expected is not None and report.sequence != expected:
-            if 1 < report.sequence < expected:
-                return ReportReply()
-            member.has_old_blocks = True
-            if report.sequence > expected:
-                log.info(
-                    "report gap node=%s expected=%d got=%d", report.node, expected, report.sequence
-                )
-                member.next_sequence = None
-                return ReportReply(announce=True)
+        refused = out_of_order(member, report)
+        if refused is not None:
+            return refused
         if member.has_old_blocks:
             self._void(member)
         self._learn(member, report)
@@ -363,7 +359,12 @@ class BlockHandlers:
         grants = []
         if message.wants_grants:
             grants = self._grants(message, in_memory(found.unpack()))
-        return LocateReply(locations=found.locations, counts=found.counts, grants=grants)
+        return LocateReply(
+            locations=found.locations,
+            counts=found.counts,
+            grants=grants,
+            devices=self.devices.nodes_of(hashes) if message.wants_devices and own is None else {},
+        )
 
     def _grants(self, message: Match | Locate, locations: list[BlockLocation]) -> list[RegionGrant]:
         ttl_s = _lease_s(message.lease_ms)
@@ -388,12 +389,9 @@ class BlockHandlers:
         call.reply(Ok())
 
     def _list(self, message: ListBlocks) -> ListBlocksReply:
-        blocks, has_more = listing.list_blocks(
-            self._state.directory,
-            message.filter,
-            after=message.after,
-            limit=min(max(1, message.limit), MAX_PAGE),
-            now_s=self._state.now_s(),
+        limit = min(max(1, message.limit), MAX_PAGE)
+        blocks, has_more = self.devices.list_blocks(
+            message.filter, after=message.after, limit=limit
         )
         return ListBlocksReply(blocks=blocks, has_more=has_more)
 
@@ -421,7 +419,7 @@ class BlockHandlers:
 
 
 def _by_tier(nodes: Sequence[Member]) -> dict[Tier, TierUsage]:
-    """Those below DRAM, over all nodes."""
+    """Those beside DRAM, over all nodes."""
     found: dict[Tier, TierUsage] = {}
     for member in nodes:
         for tier, usage in member.tiers.items():

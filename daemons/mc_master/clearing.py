@@ -1,7 +1,7 @@
 """ClearBlocks: the nodes are told what to free; the answer waits until they reported it, or shortly before its time.
 
-A node that was away is told when it announces what was cleared meanwhile. A clear is remembered here and logged by
-every cache node, which tell it to the next master.
+Instances free what their KV arenas hold of it, too. A node that was away is told when it announces what was cleared
+meanwhile. A clear is remembered here and logged by every cache node, which tell it to the next master.
 """
 
 import logging
@@ -60,11 +60,11 @@ class Clearing:
         if len(self._clears) >= MAX_CLEARS:
             raise Exhausted(f"{MAX_CLEARS} clears are running; wait for one", retry_after_ms=1000)
         state = self._state
-        found = listing.select_replicas(state.directory, message.filter, now_s=state.now_s())
+        found = self._select(message.filter)
         clear = _Clear(call, {}, {})
         for place, hashes in found.items():
             for block_hash in hashes:
-                length = state.directory.length_on(place, block_hash)
+                length = self._length(place, block_hash)
                 clear.lengths[place, block_hash] = length
                 clear.left_by_hash[block_hash] = clear.left_by_hash.get(block_hash, 0) + 1
         self._clears.append(clear)
@@ -116,7 +116,7 @@ class Clearing:
             if not self._tombstones.add(each.filter, now_s - age_s, skew_s=_SKEW_S):
                 continue
             try:
-                found = listing.select_replicas(state.directory, older, now_s=now_s)
+                found = self._select(older)
             except Rejected:
                 log.warning("tombstone passed over filter=%r", each.filter)
                 continue
@@ -158,8 +158,22 @@ class Clearing:
         self._tombstones.expire(now_s)
         self._tombstones.add(wanted, now_s)
         for member in state.membership:
-            if member.node.segments:
+            if member.node.segments or member.node.model is not None:
                 state.out.notify(member, RememberClear(filter=wanted))
+
+    def _select(self, wanted: BlockFilter) -> dict[Place, list[BlockHash]]:
+        """What matches in the pool, and in the KV arenas of instances. Raises Rejected."""
+        state, now_s = self._state, self._state.now_s()
+        found = listing.select_replicas(state.directory, wanted, now_s=now_s)
+        for node, hashes in state.devices.holders(wanted, now_s=now_s).items():
+            found[node, "device"] = hashes
+        return found
+
+    def _length(self, place: Place, block_hash: BlockHash) -> int:
+        if place[1] != "device":
+            return self._state.directory.length_on(place, block_hash)
+        held = self._state.devices.get(block_hash)
+        return 0 if held is None else held.length
 
     def _tell(self, node: NodeId, hashes: list[BlockHash]) -> bool:
         """False when it cannot be reached."""

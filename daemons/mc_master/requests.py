@@ -130,6 +130,7 @@ class RequestHandlers:
         local = state.directory.leading_by_host(rows, now_s=now_s)
         expected = state.conductor.expected(message.hashes, len(rows), now_s=now_s)
         slow = slow_part(state, rows, now_s)
+        held = state.devices.leading(message.hashes)
         return PlacementRequest(
             request_id=message.request_id,
             model=message.model,
@@ -138,6 +139,7 @@ class RequestHandlers:
             matched_tokens=len(rows) * block_tokens,
             expected_on=None if expected is None else expected[0],
             expected_tokens=0 if expected is None else expected[1] * block_tokens,
+            device_tokens={node: count * block_tokens for node, count in held.items()},
             local_tokens={host: count * block_tokens for host, count in local.items()},
             exclude=frozenset(message.exclude),
             namespace=message.namespace,
@@ -205,7 +207,10 @@ class RequestHandlers:
             state.conductor.expect(placement, message.hashes, len(plan.matched), now_s=now_s)
         if plan.put_target is not None:
             self._member(plan.put_target.node).last_chosen = serial
-        matched_tokens = len(plan.matched) * self._block_tokens(placement)
+        held_tokens = min(
+            request.device_tokens.get(placement.prefill.node, 0), placement.matched_tokens
+        )
+        matched_tokens = max(len(plan.matched) * self._block_tokens(placement), held_tokens)
         state.requests.add(message, plan, num_matched_tokens=matched_tokens, now_s=now_s)
         state.metrics.plans.labels(placement.policy).inc()
 
@@ -282,4 +287,5 @@ def _candidate(option: Option) -> Candidate:
         total_s=option.total_s,
         matched_tokens=option.matched_tokens,
         delay_s=option.delay_s,
+        device_tokens=option.device_tokens,
     )

@@ -20,6 +20,7 @@ from daemons.mc_master.metrics import MasterMetrics
 from daemons.protocol.base import Message
 from daemons.protocol.node import NodeDescription
 from daemons.rpc import Loop
+from daemons.store.device_index import DeviceIndex
 from daemons.store.directory import Directory
 
 _USES_PER_S: Final = 100
@@ -62,6 +63,7 @@ class MasterState:
     moved_to: dict[tuple[NodeId, BlockHash], NodeId] = field(default_factory=dict)
     """Replicas that were told to go, and where the block is instead."""
     grants: ReplyGrants = field(default_factory=lambda: ReplyGrants(None))
+    devices: DeviceIndex = field(default_factory=DeviceIndex)
 
     def now_s(self) -> float:
         return self.loop.clock()

@@ -16,6 +16,8 @@ from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import McError, ProtocolError
 from daemons.core.ids import BlockHash
 from daemons.engine.instance import OpenInstance
+from daemons.engine.slot_copy import SlotCopier
+from daemons.mc_prefill.device_tier import DeviceTier
 from daemons.mc_prefill.job import Computed, Job, JobHooks
 from daemons.mc_prefill.jobs import Effects, Jobs, Ways
 from daemons.mc_prefill.model_thread import ModelThread
@@ -48,15 +50,22 @@ class PrefillApp:
             num_workers=_NUM_LOADERS,
             timeout_s=config.transfer.timeout_s,
         )
+        self._tier = DeviceTier(
+            self._node.instance,
+            config.prefill.retain_fraction,
+            SlotCopier(self.loop.call_soon_threadsafe),
+            self._node.reports,
+            self.loop.clock,
+        )
         self._jobs = Jobs(
             self.loop,
             config.prefill,
             self._node.instance,
             Effects(self._compute, self._withdraw, self._report_bad, self._match),
-            Ways(Publisher(self._channels), self._loader),
+            Ways(Publisher(self._channels), self._loader, self._tier),
         )
         self._model = ModelThread(self._node.instance, self._make_hooks, self._on_model_end)
-        self._node.join(self._jobs.load_view, self._jobs.metrics.registry)
+        self._node.join(self._jobs.load_view, self._jobs.metrics.registry, self._tier)
         self.loop.every(1.0, self._jobs.refresh_metrics)
 
     def run(self) -> None:
@@ -74,6 +83,7 @@ class PrefillApp:
         self._node.stop_serving()
         self._channels.close()
         self._model.close()
+        self._tier.close()
         self._loader.close()
         self._node.close()
 

@@ -13,17 +13,18 @@ from typing import Literal
 
 import msgspec
 
-from daemons.client.prefix_load import PrefixLoad
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash
 from daemons.engine.instance import Instance
+from daemons.engine.retained import Retained
 from daemons.engine.slots import Slot
+from daemons.mc_prefill.reuse import Reuse
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import LayersReady, Prefill, Timing
 from daemons.rpc import Call, Timer
 
-Holder = Literal["model", "load", "decode"] | BlockHash
+Holder = Literal["model", "load", "copy", "decode"] | BlockHash
 """A put in flight holds under the hash of its first block."""
 
 
@@ -41,7 +42,14 @@ class Job:
     request: Prefill
     arrived_s: float
     slot: Slot | None = None
-    load: PrefixLoad | None = None
+    reused: Reuse | None = None
+    """What it need not compute; there once it has its slot."""
+    kept: Retained | None = None
+    """Blocks of the slot that stay when the job is gone: those it began with, once computed those of the prompt."""
+    source: Retained | None = None
+    """Another slot, that its first blocks are copied from."""
+    num_clears: int = 0
+    """That were made before it began; what later ones name of it is not kept."""
     holders: set[Holder] = field(default_factory=set)
     timer: Timer | None = None
     """Until it is answered, when whoever asked gives up; then, until when the KV is held for it."""
@@ -70,7 +78,7 @@ class Job:
     @property
     def is_only_put(self) -> bool:
         """Nothing but puts in flight holds the slot."""
-        return not self.holders & {"model", "load", "decode"}
+        return not self.holders & {"model", "load", "copy", "decode"}
 
     @property
     def num_tokens(self) -> int:
@@ -79,8 +87,8 @@ class Job:
     @property
     def num_to_compute(self) -> int:
         """Tokens that the plan leaves to the model; what the queue is measured in."""
-        block_tokens = 0 if self.load is None else self.load.block_tokens * self.load.num_blocks
-        return self.num_tokens - block_tokens
+        reuse = self.reused
+        return self.num_tokens - (0 if reuse is None else reuse.block_tokens * reuse.num_blocks)
 
 
 @dataclass(slots=True)
@@ -99,13 +107,13 @@ class JobHooks:
 
     def before_layer(self, layer: int) -> None:
         """Raises PrefixShrank when the prefix turned out shorter than this run assumes."""
-        load = self.job.load
-        if load is None:
+        reuse = self.job.reused
+        if reuse is None:
             return
         began_s = time.monotonic()
-        good = load.wait_layer(layer)
+        good = reuse.wait_layer(layer)
         self.wait_s += time.monotonic() - began_s
-        if good * load.block_tokens < self.start:
+        if good * reuse.block_tokens < self.start:
             raise PrefixShrank("a reused block is gone or damaged")
         if self.job.slot is not None:
             self.instance.engine.upload(self.job.slot, 0, self.start, layer)

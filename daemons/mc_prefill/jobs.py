@@ -6,16 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from daemons.client.prefix_load import LoadTarget, PrefixLoad, PrefixLoader
+from daemons.client.prefix_load import PrefixLoad, PrefixLoader
 from daemons.client.publisher import Publisher, block_meta
 from daemons.client.put_patience import PutPatience
+from daemons.client.spares import behind
 from daemons.config.mc_prefill import PrefillSection
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import RequestId, short
 from daemons.engine.cost_fit import CostFit
 from daemons.engine.instance import Instance
+from daemons.mc_prefill.device_tier import DeviceTier
 from daemons.mc_prefill.job import Computed, Holder, Job
 from daemons.mc_prefill.metrics import PrefillMetrics
+from daemons.mc_prefill.reuse import target_behind
 from daemons.mc_prefill.siblings import Match, Siblings
 from daemons.protocol.block import BlockLocation, PutBlock
 from daemons.protocol.node import InstanceLoad
@@ -49,6 +52,7 @@ class Ways:
 
     publisher: Publisher
     loader: PrefixLoader
+    tier: DeviceTier
 
 
 class Jobs:
@@ -70,6 +74,7 @@ class Jobs:
         self._effects = effects
         self._publisher = ways.publisher
         self._loader = ways.loader
+        self._tier = ways.tier
         self._jobs: dict[RequestId, Job] = {}
         self._waiting: deque[Job] = deque()
         """Admitted, without a slot yet."""
@@ -119,7 +124,7 @@ class Jobs:
             queued_tokens=sum(
                 job.num_to_compute for job in (*self._waiting, *self._running.values())
             ),
-            free_tokens=self._instance.arena.free_tokens,
+            free_tokens=self._tier.free_tokens,
             prefill_fixed_s=fixed_s,
             prefill_token_s=token_s,
             prefill_token_context_s=token_context_s,
@@ -165,6 +170,7 @@ class Jobs:
         self._running.pop(job.request.request_id, None)
         job.computed_s = self._loop.clock()
         if isinstance(outcome, Computed) and not job.is_ended:
+            self._tier.computed(job)
             self._reply(job, outcome)
         elif isinstance(outcome, McError):
             self._end(job, outcome)
@@ -185,8 +191,11 @@ class Jobs:
 
     def refresh_metrics(self) -> None:
         self.metrics.queued.set(len(self._waiting) + max(0, len(self._running) - 1))
-        self.metrics.free_tokens.set(self._instance.arena.free_tokens)
-        self.metrics.held.set(self._instance.arena.num_live)
+        kept = self._tier.slots
+        self.metrics.free_tokens.set(self._tier.free_tokens)
+        self.metrics.held.set(self._instance.arena.num_live - kept.num_idle)
+        self.metrics.retained_tokens.set(kept.idle_tokens)
+        self.metrics.device_blocks.set(kept.num_blocks)
 
     def _check(self, request: Prefill) -> None:
         model = self._instance.model
@@ -239,18 +248,14 @@ class Jobs:
         return self._give_slot(job)
 
     def _give_slot(self, job: Job) -> bool:
-        while True:
-            try:
-                job.slot = self._instance.arena.allocate(job.num_tokens)
-            except Exhausted:
-                lingering = self._patience.take_due()
-                if lingering is None:
-                    return False
-                log.info("slot given up, its puts hang request=%s", lingering.request.request_id)
-                self.metrics.puts_given_up.inc()
-                self._release(lingering)
-            else:
-                return True
+        while not self._tier.give_slot(job):
+            lingering = self._patience.take_due()
+            if lingering is None:
+                return False
+            log.info("slot given up, its puts hang request=%s", lingering.request.request_id)
+            self.metrics.puts_given_up.inc()
+            self._release(lingering)
+        return True
 
     def _start(self, job: Job) -> None:
         assert job.slot is not None
@@ -272,21 +277,23 @@ class Jobs:
             self._let_go(job, "model")
 
     def _start_load(self, job: Job) -> None:
-        request, slot, geometry = job.request, job.slot, self._instance.geometry
-        assert slot is not None
+        request, slot, reuse = job.request, job.slot, job.reused
+        assert slot is not None, "a job starts with its slot"
+        assert reuse is not None, "and with what is in it"
         if request.cache == "bypass" or not self._instance.model.is_reuse_safe:
             return
-        target = LoadTarget(
-            partial(self._instance.half, slot), geometry.num_layers, geometry.block_tokens
-        )
-        job.load = self._loader.start(
-            request.matched.unpack(),
-            job.num_tokens,
-            target,
+        if job.source is not None:
+            job.holders.add("copy")
+            self._tier.start_copy(job, partial(self._let_go, job, "copy"))
+        held = reuse.num_held
+        reuse.load = self._loader.start(
+            request.matched.unpack()[held:],
+            job.num_tokens - reuse.held_tokens,
+            target_behind(self._instance, slot, held),
             partial(self._loaded, job),
-            request.spares,
+            behind(request.spares, held),
         )
-        if job.load is not None:
+        if reuse.load is not None:
             job.holders.add("load")
 
     def _reply(self, job: Job, computed: Computed) -> None:
@@ -303,6 +310,8 @@ class Jobs:
         self.metrics.requests.labels("ok").inc()
         self.metrics.tokens.labels("computed").inc(num_computed)
         self.metrics.tokens.labels("reused").inc(job.num_reused_tokens)
+        if job.reused is not None:
+            self.metrics.device_tokens.inc(min(job.reused.held_tokens, job.num_reused_tokens))
         self.metrics.compute.observe(timing.compute_s)
         hold_s = min(self._config.hold_s, job.request.hold_ms / 1000)
         if job.timer is not None:
@@ -333,8 +342,8 @@ class Jobs:
         if not job.call.is_done:
             self.metrics.requests.labels("failed").inc()
         job.call.fail(error)
-        if job.load is not None:
-            job.load.cancel()
+        if job.reused is not None:
+            job.reused.cancel()
         if job.slot is None:
             if job in self._waiting:
                 self._waiting.remove(job)
@@ -366,7 +375,5 @@ class Jobs:
         if job.timer is not None:
             job.timer.cancel()
         job.is_ended = True
-        slot, job.slot = job.slot, None
-        assert slot is not None
-        self._instance.release(slot)
+        self._tier.release(job)
         self._jobs.pop(job.request.request_id, None)

@@ -19,6 +19,19 @@ class PrefillMetrics:
             "mc_prefill_free_tokens", "Free KV of the arena", registry=self.registry
         )
         self.held = Gauge("mc_prefill_held_slots", "KV slots in use", registry=self.registry)
+        self.retained_tokens = Gauge(
+            "mc_prefill_retained_tokens",
+            "KV of prompts that are done, given up on demand; part of the free KV",
+            registry=self.registry,
+        )
+        self.device_blocks = Gauge(
+            "mc_prefill_device_blocks", "Blocks in the arena to start from", registry=self.registry
+        )
+        self.device_tokens = Counter(
+            "mc_prefill_device_tokens",
+            "Reused prompt tokens whose KV was in the arena",
+            registry=self.registry,
+        )
         self.loaded_bytes = Counter(
             "mc_prefill_loaded_bytes", "KV read from the pool", registry=self.registry
         )

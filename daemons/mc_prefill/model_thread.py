@@ -78,7 +78,9 @@ class ModelThread:
     def _compute(self, job: Job) -> Computed:
         began_s = time.monotonic()
         wait_s = 0.0
-        num_good = job.load.wait_opened() if job.load is not None else 0
+        reuse = job.reused
+        assert reuse is not None, "a job is submitted with its slot"
+        num_good = reuse.wait_opened()
         wait_s += time.monotonic() - began_s
         while True:
             if job.cancelled.is_set():
@@ -89,18 +91,17 @@ class ModelThread:
                 first_token = self._prefill(job, start, hooks)
                 break
             except PrefixShrank:
-                num_good = job.load.num_blocks if job.load is not None else 0
+                num_good = reuse.num_blocks
             finally:
                 wait_s += hooks.wait_s
         job.num_reused_tokens = start
         elapsed_s = time.monotonic() - began_s
-        load = job.load
         timing = Timing(
             prefill_queue_s=began_s - job.arrived_s,
-            load_s=0.0 if load is None else load.elapsed_s,
+            load_s=reuse.load_s,
             load_wait_s=wait_s,
             compute_s=elapsed_s - wait_s,
-            loaded_bytes=0 if load is None else load.loaded_bytes,
+            loaded_bytes=reuse.loaded_bytes,
         )
         return Computed(job, first_token, timing)
 

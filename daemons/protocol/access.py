@@ -42,7 +42,7 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     node.ListNodes: _VIEWERS,
     node.ListModels: _VIEWERS,
     # blocks
-    report.Report: frozenset({"cachenode"}),
+    report.Report: frozenset({"cachenode", "prefill", "decode"}),
     block.Put: _STORES,
     lookup.Match: _USERS,
     lookup.Locate: _STORES,

@@ -269,7 +269,14 @@ class ListedBlock(Record, frozen=True, kw_only=True):
     pin: PinLevel = "none"
     pin_left_s: float = 0.0
     wanted: int = 1
-    """Replicas it should have."""
+    """Replicas it should have; 0 for one that is in no tier of the pool."""
+
+    def on_devices(self, nodes: list[NodeId]) -> "ListedBlock":
+        """The same, with these instances first, which hold it in their KV arenas."""
+        tiers: list[Tier] = ["device"] * len(nodes)
+        return msgspec.structs.replace(
+            self, nodes=[*nodes, *self.nodes], tiers=[*tiers, *self.tiers], tier="device"
+        )
 
 
 class ListBlocksReply(Message, frozen=True, kw_only=True):

@@ -58,6 +58,8 @@ class Locate(Message, frozen=True, kw_only=True):
     hashes: Hashes
     lease_ms: int = 10_000
     wants_grants: bool = False
+    wants_devices: bool = False
+    """Also the instances that hold a block in their KV arenas."""
 
 
 class LocateReply(Message, frozen=True, kw_only=True):
@@ -67,6 +69,9 @@ class LocateReply(Message, frozen=True, kw_only=True):
     """How many each block has."""
     grants: list[RegionGrant] = msgspec.field(default_factory=list)
     """As in MatchReply, for those in DRAM: the first of each block in order, then the second of each, and so on."""
+
+    devices: dict[int, list[NodeId]] = msgspec.field(default_factory=dict)
+    """As wanted, by index: instances that hold the block in their KV arenas, where only they themselves read it."""
 
     def unpack(self) -> list[list[BlockLocation]]:
         """The replicas of each block."""

@@ -151,7 +151,7 @@ class ListedNode(Record, frozen=True, kw_only=True):
     """Seconds since it joined this master."""
     last_beat_s: float
     tiers: dict[Tier, TierUsage] = msgspec.field(default_factory=dict)
-    """Below DRAM, of a cache node that has them."""
+    """Below DRAM, of a cache node that has them; device, of an instance."""
     is_draining: bool = False
     left_blocks: int | None = None
     """Of a draining node: what would be lost, or have fewer replicas than it should, if it stopped now.

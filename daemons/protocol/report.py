@@ -1,4 +1,4 @@
-"""What a cache node tells the master: what it holds of each tier, and how full that is."""
+"""What a node tells the master: what it holds of each tier, and how full that is."""
 
 import msgspec
 
@@ -11,7 +11,8 @@ from daemons.protocol.segment import SegmentDescription
 
 
 class Report(Message, frozen=True, kw_only=True):
-    """Cache node to master, batched: what was sealed and freed in a tier since the last one, and how full that is.
+    """Cache node to master, batched: what was sealed and freed in a tier since the last one, and how full that is. An
+    instance reports the tier device alone: names of blocks in its KV arena, without a place and not to be counted on.
 
     `sequence` grows by one per report in one (node epoch, incarnation), whatever the tier; a gap makes the master ask
     for an announcement. What moves down is reported as sealed there before it is reported as freed above.

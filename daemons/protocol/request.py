@@ -68,6 +68,8 @@ class Candidate(Record, frozen=True, kw_only=True):
     matched_tokens: int
     delay_s: float = 0.0
     """What its work adds to the wait of those behind, where the policy looks at that; not in `total_s`."""
+    device_tokens: int = 0
+    """Of these, what lies in the KV arena of the instance itself."""
 
 
 class Plan(Message, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from daemons.protocol.request import DataProbe
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes
+from daemons.service.device_reports import DeviceReports, HeldBlocks, Instance
 from daemons.service.identity import data_keys, data_secret, master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
 from daemons.service.metrics import MetricsServer, count_refusals
@@ -67,17 +68,31 @@ class InstanceNode:
         except BaseException:
             self.transfer.close()  # or its socket's file stays
             raise
+        self.reports = DeviceReports(self.loop, Instance(node, self._epoch))
         self._probes = DataProbes(self.loop, self.transfer, config.transfer.transports)
         self._link: MasterLink | None = None
 
-    def join(self, load: Callable[[], InstanceLoad], registry: CollectorRegistry) -> None:
-        """Serve /metrics, and tell the master that this node is there."""
+    def join(
+        self,
+        load: Callable[[], InstanceLoad],
+        registry: CollectorRegistry,
+        held: HeldBlocks | None = None,
+    ) -> None:
+        """Serve /metrics, and tell the master that this node is there, and what its KV arena holds for later."""
         count_refusals(registry, f"mc_{self._role}", self._server)
         self._metrics.show(registry)
         endpoint = master_endpoint(self._config.master.endpoint, self._config.security)
         self._link = MasterLink(
-            self.loop, endpoint, self._describe, load=load, on_keys=self.transfer.admit
+            self.loop,
+            endpoint,
+            self._describe,
+            load=load,
+            on_joined=lambda _: self.reports.announce(),
+            on_notice=self.reports.obey,
+            on_keys=self.transfer.admit,
         )
+        if held is not None:
+            self.reports.attach(self._link, held)
 
     def tell_master(self, message: Message) -> None:
         """Best effort; without a master nobody needs to know."""

@@ -49,6 +49,13 @@ def list_blocks(
     return [_listed(directory, row, now_s) for row in page], len(rows) > limit
 
 
+def find_block(directory: Directory, key: BlockHash, *, now_s: float) -> ListedBlock | None:
+    """One block as it is listed; None where no node that is there has it."""
+    row = directory.blocks.row_by_hash.get(key)
+    found = None if row is None else _listed(directory, row, now_s)
+    return found if found is not None and found.nodes else None
+
+
 def select_replicas(
     directory: Directory, wanted: BlockFilter, *, now_s: float
 ) -> dict[Place, list[BlockHash]]:

@@ -79,7 +79,7 @@ class StatResult(msgspec.Struct, frozen=True, kw_only=True):
     blocks_by_model: dict[str, int]
     num_pinned: int
     tiers: dict[str, TierUsage]
-    """Below DRAM."""
+    """Beside DRAM."""
     objects_by_namespace: dict[str, int]
 
 
@@ -156,6 +156,9 @@ def show(
         render.emit_json({"block": found[0], "replicas": replicas})
         return
     facts = _block_facts(found[0])
+    for node, tier in zip(found[0].nodes, found[0].tiers, strict=True):
+        if tier == "device":
+            facts.append((f"on {node}", "device, in its KV arena"))
     for replica in replicas:
         facts.append(
             (
@@ -360,8 +363,14 @@ def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:
         ("age", f"{format_duration(block.age_s)}, last used {format_duration(block.idle_s)} ago"),
         ("leased", "yes" if block.is_leased else "no"),
         ("pin", _pin_text(block)),
-        ("replicas", f"{len(set(block.nodes))}, {block.wanted} wanted"),
+        ("replicas", f"{len(_pool_nodes(block))}, {block.wanted} wanted"),
     ]
+
+
+def _pool_nodes(block: ListedBlock) -> set[str]:
+    """What an arena holds is no replica that others could read."""
+    places = zip(block.nodes, block.tiers, strict=True)
+    return {node for node, tier in places if tier != "device"}
 
 
 def _pin_text(block: ListedBlock) -> str:

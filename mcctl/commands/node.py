@@ -53,7 +53,7 @@ def list_nodes(context: typer.Context) -> None:
         Column("running", lambda n: str(n.load.num_running) if n.load else "-", is_number=True),
         Column("memory", memory_text, is_number=True),
         Column("drain", drain_text, extra=6),
-        Column("below", below_text, is_number=True, extra=7),
+        Column("tiers", tiers_text, is_number=True, extra=7),
     ]
     result = {"incarnation": reply.incarnation, "master": reply.master, "nodes": reply.nodes}
     render.emit(settings.output, result, columns, reply.nodes)
@@ -172,8 +172,8 @@ def memory_text(node: ListedNode) -> str:
     return "-"
 
 
-def below_text(node: ListedNode) -> str:
-    """What a cache node holds in the tiers below DRAM."""
+def tiers_text(node: ListedNode) -> str:
+    """What a cache node holds in the tiers below DRAM, and an instance in its KV arena for later prompts."""
     texts = (
         f"{tier} {format_usage(usage.used_bytes, usage.capacity_bytes)}"
         for tier, usage in node.tiers.items()

@@ -43,6 +43,8 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
     matched_tokens: int
     delay_s: float = 0.0
     """What its work adds to the wait of those behind, not in `total_s`; 0 where the policy does not look at it."""
+    device_tokens: int = 0
+    """Of these, what lies in its own KV arena."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +206,7 @@ def explain(
         Column("total", lambda c: format_duration(c.total_s), is_number=True),
         Column("delays others", lambda c: format_duration(c.delay_s), is_number=True),
         Column("reuses", lambda c: f"{c.matched_tokens} tokens", is_number=True),
+        Column("on device", lambda c: f"{c.device_tokens} tokens", is_number=True),
     ]
     title = "* was chosen" if request.prefill is not None else "none was chosen"
     render.emit(settings.output, result, columns, result.candidates, title=title)
@@ -227,6 +230,7 @@ def weighed(request: ListedRequest, roles: Mapping[NodeId, Role]) -> list[Weighe
             total_s=candidate.total_s,
             matched_tokens=candidate.matched_tokens,
             delay_s=candidate.delay_s,
+            device_tokens=candidate.device_tokens,
         )
         for candidate in request.candidates
     ]

@@ -287,6 +287,9 @@ def _add_node(host: render.Branch, node: ListedNode) -> None:
             f"{format_size(model.bytes_per_token)} a token, {reuse}",
         )
         branch.add("KV arena", memory_text(node))
+    for tier, usage in node.tiers.items():
+        used = f"{format_size(usage.used_bytes)} of {format_size(usage.capacity_bytes)}"
+        branch.add(f"{tier} tier", f"{used}, {format_count(usage.num_blocks, 'block')}")
     if said.data is not None:
         branch.add("data path", f"shm {said.data.unix_path}, tcp {said.data.tcp}")
     if said.metrics:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +61,7 @@ from daemons.protocol.request import (
 )
 from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Loop, Subscriber, SyncClient
+from daemons.service.device_reports import DeviceReports, Instance
 from daemons.service.master_link import MasterLink
 
 pytestmark = pytest.mark.timeout(60)
@@ -301,12 +302,50 @@ class ScriptedNode:
         self.link.close()
 
 
+class ScriptedInstance(ScriptedNode):
+    """Holds in its arena what the test says, and tells the master as instances do."""
+
+    def __init__(self, loop: Loop, master: MasterProcess, description: NodeDescription) -> None:
+        self.held: dict[BlockHash, SealedBlock] = {}
+        self.reports = DeviceReports(loop, Instance(description.node, description.epoch))
+        super().__init__(loop, master, description)
+        self.reports.attach(self.link, self)
+
+    def on_joined(self, _incarnation: int) -> None:
+        self.num_joins += 1
+        self.reports.announce()
+
+    def on_notice(self, notice: Notice) -> None:
+        self.reports.obey(notice)
+
+    def hold(self, hashes: list[BlockHash]) -> None:
+        self.held |= {block.meta.hash: block for block in sealed(hashes)}
+        self.reports.sealed(hashes)
+
+    def hashes(self) -> list[BlockHash]:
+        return list(self.held)
+
+    def describe(self, hashes: Iterable[BlockHash]) -> list[SealedBlock]:
+        return [self.held[key] for key in hashes if key in self.held]
+
+    def usage(self) -> tuple[int, int]:
+        return BLOCK_BYTES * len(self.held), 50_000
+
+    def forget(self, hashes: Sequence[BlockHash]) -> None:
+        for key in hashes:
+            self.held.pop(key, None)
+
+    def forget_ahead(self, wanted: BlockFilter) -> None:
+        """It makes none."""
+
+
 @pytest.fixture
 def nodes(loop: Loop, master: MasterProcess) -> Iterator[Callable[[NodeDescription], ScriptedNode]]:
     made: list[ScriptedNode] = []
 
     def make(description: NodeDescription) -> ScriptedNode:
-        made.append(ScriptedNode(loop, master, description))
+        kind = ScriptedInstance if description.role == "prefill" else ScriptedNode
+        made.append(kind(loop, master, description))
         assert loop.run_until(lambda: made[-1].link.is_joined, 20), master.log()
         return made[-1]
 
@@ -583,6 +622,92 @@ def test_full_node_is_told_victims_and_leased_blocks_stay(
     wait_blocks(client, loop, 90)
     assert set(leased) <= set(cache.blocks)
     assert len(set(chain(10, 2)) & set(cache.blocks)) < 10
+
+
+def device_places(client: SyncClient, loop: Loop, **fields: object) -> dict[BlockHash, list[str]]:
+    """Of each listed block, who holds it in an arena."""
+    wanted = BlockFilter(**fields)  # type: ignore[arg-type]
+    reply = ask(client, loop, ListBlocks(filter=wanted), ListBlocksReply)
+    assert isinstance(reply, ListBlocksReply)
+    return {
+        listed.meta.hash: [
+            node for node, tier in zip(listed.nodes, listed.tiers, strict=True) if tier == "device"
+        ]
+        for listed in reply.blocks
+    }
+
+
+def wait_device(client: SyncClient, loop: Loop, node: str, count: int) -> None:
+    deadline_s = time.monotonic() + 20
+    while len(device_places(client, loop, node=NodeId(node))) != count:
+        assert time.monotonic() < deadline_s, f"{node} is not said to hold {count} blocks"
+
+
+def test_what_instances_hold_in_their_arenas_is_known_shown_planned_with_and_cleared(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    holder, _ = (nodes(describe(name, "prefill", served=model())) for name in ("p1", "p0"))
+    nodes(describe("d0", "decode", served=model()))
+    hashes = chain(8)
+    assert isinstance(holder, ScriptedInstance)
+    cache.seal(hashes[:2])
+    wait_blocks(client, loop, 2)
+    holder.hold(hashes[:6])
+    wait_device(client, loop, "p1", 6)
+    assert device_places(client, loop) == {key: ["p1"] for key in hashes[:6]}
+    assert len(device_places(client, loop, node=NodeId("c0"))) == 2
+    found = ask(client, loop, Locate(hashes=hashes, lease_ms=0, wants_devices=True), LocateReply)
+    assert isinstance(found, LocateReply)
+    assert found.devices == {index: ["p1"] for index in range(6)}
+    assert found.counts == [1, 1, 0, 0, 0, 0, 0, 0]
+    stat = ask(client, loop, CacheStat(), CacheStatReply)
+    assert isinstance(stat, CacheStatReply)
+    assert (stat.num_blocks, stat.num_replicas) == (2, 2)
+    assert stat.tiers["device"].num_blocks == 6
+
+    plan = ask(client, loop, schedule(hashes), Plan)
+    assert isinstance(plan, Plan)
+    assert plan.prefill.node == "p1"
+    assert len(plan.matched) == 2
+    by_node = {each.node: each for each in plan.candidates}
+    assert (by_node[NodeId("p1")].matched_tokens, by_node[NodeId("p1")].device_tokens) == (96, 96)
+    assert by_node[NodeId("p0")].device_tokens == 0
+
+    reply = ask(client, loop, ClearBlocks(filter=BlockFilter()), ClearBlocksReply)
+    assert reply == ClearBlocksReply(num_cleared=6, cleared_bytes=8 * BLOCK_BYTES)
+    assert not holder.held
+    assert device_places(client, loop) == {}
+
+
+def test_what_an_instance_holds_is_told_to_a_new_master_and_gone_with_its_process(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    holder = nodes(describe("p0", "prefill", served=model()))
+    assert isinstance(holder, ScriptedInstance)
+    holder.hold(chain(3))
+    wait_device(client, loop, "p0", 3)
+    assert master.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert loop.run_until(lambda: not holder.link.is_joined, 20)
+    master.start()
+    assert loop.run_until(lambda: holder.num_joins >= 2, 20)
+    wait_device(client, loop, "p0", 3)
+    holder.close()
+    nodes(describe("p0", "prefill", epoch=2, served=model()))
+    wait_device(client, loop, "p0", 0)
+    refused = Report(
+        node=NodeId("p0"),
+        epoch=2,
+        sequence=2,
+        sealed=SealedBlocks.pack(sealed(chain(1))),
+        freed=[],
+        used_bytes=0,
+        capacity_bytes=1,
+    )
+    with pytest.raises(NotFound, match="without a segment"):
+        client.request(refused)
+    reply = client.request(msgspec.structs.replace(refused, tier="device", sequence=9))
+    assert reply == ReportReply(announce=True)
 
 
 def test_gap_in_reports_asks_for_an_announcement(

@@ -130,15 +130,19 @@ def _prefill(
     mean_queue_s = sum(p.queue_s for p in prefills) / len(prefills)
     num_behind = mean_queue_s / mean_s if mean_s else 0.0
 
+    def device(p: InstanceView) -> int:
+        return request.device_tokens.get(p.node, 0) if p.is_reuse_safe else 0
+
     def local(p: InstanceView) -> int:
-        return min(most(p), request.local_tokens.get(p.host_id, 0))
+        in_pool = min(request.matched_tokens, request.local_tokens.get(p.host_id, 0))
+        return max(in_pool if p.is_reuse_safe else 0, device(p))
 
     def most(p: InstanceView) -> int:
-        return request.matched_tokens if p.is_reuse_safe else 0
+        return max(request.matched_tokens if p.is_reuse_safe else 0, device(p))
 
     def total_s(p: InstanceView, matched: int) -> float:
-        here = min(matched, local(p))
-        load_s = p.cost.load_s(here, matched - here)
+        here, held = min(matched, local(p)), min(matched, device(p))
+        load_s = p.cost.load_s(here - held, matched - here)
         return p.queue_s + max(load_s, p.cost.prefill_s(request.num_prompt_tokens, matched))
 
     def cost_s(p: InstanceView) -> float:
@@ -146,7 +150,7 @@ def _prefill(
         return total + num_behind * (total - p.queue_s)
 
     def fastest(p: InstanceView) -> int:
-        choices = (most(p) if tuning.may_pull else local(p), local(p), 0)
+        choices = (most(p) if tuning.may_pull else local(p), local(p), device(p), 0)
         return min(choices, key=lambda matched: total_s(p, matched))
 
     def fetched(p: InstanceView) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from daemons.core.ids import RequestId, new_request_id
+from daemons.core.ids import NodeId, RequestId, new_request_id
 from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.node import ListModels, ListModelsReply, ModelDescription
 from daemons.protocol.prefix_hash import block_hashes
@@ -32,6 +32,12 @@ class Answer:
     def num_reused(self) -> int:
         return self.reply.num_reused_tokens
 
+    @property
+    def num_on_device(self) -> int:
+        """Of these, what the plan expected in the KV arena of the prefill instance."""
+        chosen = (c for c in self.plan.candidates if c.node == self.plan.prefill.node)
+        return next(chosen).device_tokens
+
 
 class TokenClient:
     """One request at a time. Errors are raised as the families of McError they came as."""
@@ -52,6 +58,7 @@ class TokenClient:
         *,
         cache: CacheUse = "use",
         request_id: RequestId | None = None,
+        exclude: Sequence[NodeId] = (),
     ) -> Plan:
         model = self.model()
         hashes = block_hashes(model.namespace, tokens, model.block_tokens)
@@ -63,6 +70,7 @@ class TokenClient:
                 max_tokens=max_tokens,
                 hashes=hashes if cache == "use" else [],
                 namespace=model.namespace,
+                exclude=list(exclude),
             )
         )
         assert isinstance(reply, Plan)
@@ -76,8 +84,9 @@ class TokenClient:
         cache: CacheUse = "use",
         sampling: SamplingParams | None = None,
         timeout_s: float = 60,
+        exclude: Sequence[NodeId] = (),
     ) -> Answer:
-        plan = self.plan(tokens, max_tokens, cache=cache)
+        plan = self.plan(tokens, max_tokens, cache=cache, exclude=exclude)
         return self.run(
             plan, tokens, sampling or greedy(max_tokens), cache=cache, timeout_s=timeout_s
         )
@@ -122,6 +131,19 @@ class TokenClient:
             if all(reply.counts):
                 return
             assert time.monotonic() < deadline_s, f"not sealed within {timeout_s} s"
+            time.sleep(0.01)
+
+    def wait_on_device(self, tokens: Sequence[int], timeout_s: float = 30) -> None:
+        """Until the master knows that an instance holds all full blocks of `tokens` in its KV arena."""
+        model = self.model()
+        hashes = block_hashes(model.namespace, tokens, model.block_tokens)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            reply = self.master.request(Locate(hashes=hashes, lease_ms=0, wants_devices=True))
+            assert isinstance(reply, LocateReply)
+            if len(reply.devices) == len(hashes):
+                return
+            assert time.monotonic() < deadline_s, f"not on a device within {timeout_s} s"
             time.sleep(0.01)
 
     def close(self) -> None:

@@ -48,15 +48,22 @@ def client(cluster: LocalCluster) -> Iterator[TokenClient]:
 
 @pytest.mark.parametrize("length", EDGES + OFF_EDGE)
 def test_answer_is_the_same_cold_published_and_reused(client: TokenClient, length: int) -> None:
+    """Reused on the instance that made it, from its own arena, and on another, from the pool."""
     prompt = random_prompt(length, length, VOCAB_SIZE)
     alone = client.generate(prompt, NUM_TOKENS, cache="bypass")
     first = client.generate(prompt, NUM_TOKENS)
     client.wait_sealed(prompt)
+    client.wait_on_device(prompt)
+    maker = first.plan.prefill.node
+    elsewhere = client.generate(prompt, NUM_TOKENS, exclude=[maker])
     again = client.generate(prompt, NUM_TOKENS)
     assert alone.num_reused == 0
     assert first.num_reused == 0
-    assert again.num_reused == (length - 1) // 64 * 64
+    assert elsewhere.num_reused == again.num_reused == (length - 1) // 64 * 64
+    assert elsewhere.num_on_device == 0
+    assert again.num_on_device >= again.num_reused
     assert first.tokens == alone.tokens
+    assert elsewhere.tokens == alone.tokens
     assert again.tokens == alone.tokens
 
 
@@ -66,11 +73,15 @@ def test_any_suffix_on_a_reused_prefix_answers_as_if_computed(
     client: TokenClient, prefix: int, suffix: int
 ) -> None:
     shared = random_prompt(1000 + prefix, prefix, VOCAB_SIZE)
-    client.generate(shared, 1)
+    first = client.generate(shared, 1)
     client.wait_sealed(shared)
+    client.wait_on_device(shared)
     prompt = shared + random_prompt(2000 + suffix, suffix, VOCAB_SIZE)
-    reused = client.generate(prompt, NUM_TOKENS)
+    # By turns from the pool and from the arena of the instance that made it.
+    exclude = [] if prefix in (64, 256, 448) else [first.plan.prefill.node]
+    reused = client.generate(prompt, NUM_TOKENS, exclude=exclude)
     assert reused.num_reused == prefix
+    assert reused.num_on_device == (0 if exclude else prefix)
     assert reused.tokens == client.generate(prompt, NUM_TOKENS, cache="bypass").tokens
 
 

@@ -110,6 +110,9 @@ requests = st.builds(
     max_tokens=st.integers(1, 500),
     matched_tokens=st.integers(0, 4000),
     local_tokens=st.dictionaries(st.sampled_from([H0, H1]), st.integers(0, 4000)),
+    device_tokens=st.dictionaries(
+        st.sampled_from([NodeId(f"n{i}") for i in range(8)]), st.integers(0, 4000)
+    ),
     exclude=st.frozensets(st.sampled_from([NodeId(f"n{i}") for i in range(8)]), max_size=4),
 )
 
@@ -160,9 +163,10 @@ def test_plans_are_those_of_the_plain_formula_repeatable_and_use_only_who_may_se
     assert plan.decode.capacity_tokens == 0 or asked.needed_tokens <= plan.decode.capacity_tokens
     assert plan.prefill.namespace == plan.decode.namespace
     assert plan.prefill.queue_s <= tuning.max_queue_s
-    assert 0 <= plan.matched_tokens <= asked.matched_tokens
+    held = asked.device_tokens.get(plan.prefill.node, 0) if plan.prefill.is_reuse_safe else 0
+    assert 0 <= plan.matched_tokens <= max(asked.matched_tokens, held)
     if not (plan.prefill.is_reuse_safe and plan.decode.is_reuse_safe):
-        assert plan.matched_tokens == 0
+        assert plan.matched_tokens <= held
     if "suspect" in (plan.prefill.state, plan.decode.state):
         healthy = [i for i in seen if i.state == "alive" and i.node not in asked.exclude]
         pairs = {(i.role, i.namespace) for i in healthy if i.model == "m"}
@@ -196,6 +200,19 @@ def test_the_best_of_many_are_explained_and_the_chosen_one_always() -> None:
         plan = place(many, request(), Tuning(policy="random", seed=draw))
         assert len(plan.explain()[0]) == MAX_OPTIONS
         assert plan.prefill.node in {option.node for option in plan.explain()[0]}
+
+
+def test_what_lies_in_its_own_arena_costs_an_instance_no_load() -> None:
+    slow = replace(CostModel(), load_token_s=1e-3)
+    seen = view(prefill("a", cost=slow), prefill("b", cost=slow), decode("d"))
+    asked = request(matched_tokens=900, local_tokens={H0: 900}, device_tokens={NodeId("b"): 640})
+    plan = place(seen, asked, Tuning())
+    options = {option.node: option for option in plan.explain()[0]}
+    assert plan.prefill.node == "b"
+    assert (options["b"].matched_tokens, options["b"].device_tokens) == (640, 640)
+    assert (options["b"].load_s, options["a"].device_tokens) == (0.0, 0)
+    alone = place(seen, replace(asked, matched_tokens=0, local_tokens={}), Tuning())
+    assert (alone.prefill.node, alone.matched_tokens) == ("b", 640)
 
 
 def test_who_will_have_ended_is_not_in_the_way() -> None:

@@ -1,0 +1,28 @@
+"""Reports of one life of a node are numbered from 1. The first after a Join begins the count; a lower number than
+expected is a repeat and is passed over; number 1 (or 0) begins anew and voids what was known; a gap asks for an
+announcement. What was known stays until the announcement begins.
+"""
+
+import logging
+
+from daemons.conductor.membership import Member
+from daemons.protocol.report import Report, ReportReply
+
+log = logging.getLogger(__name__)
+
+
+def out_of_order(member: Member, report: Report) -> ReportReply | None:
+    """The answer to a report that is not to be recorded; None for one that is, and `member.has_old_blocks` says
+    whether what was known before is void.
+    """
+    expected = member.next_sequence
+    if expected is None or report.sequence == expected:
+        return None
+    if 1 < report.sequence < expected:
+        return ReportReply()
+    member.has_old_blocks = True
+    if report.sequence > expected:
+        log.info("report gap node=%s expected=%d got=%d", report.node, expected, report.sequence)
+        member.next_sequence = None
+        return ReportReply(announce=True)
+    return None

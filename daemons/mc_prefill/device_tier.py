@@ -1,0 +1,209 @@
+"""The device tier of a prefill node: where a prompt gets its slot, what stays in it afterwards. Loop thread only.
+
+A prompt whose prefix is the whole of an idle slot goes on in that slot; else the prefix is copied into a slot of its
+own. What is kept never stands in the way: an idle slot is given up as soon as a prompt finds no room.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from daemons.core.errors import Exhausted
+from daemons.core.ids import BlockHash
+from daemons.engine.instance import Instance
+from daemons.engine.retained import ChainOf, Found, HeldBlock, Listener, RetainedSlots
+from daemons.engine.slot_copy import SlotCopier, SlotCopy
+from daemons.engine.slots import Slot
+from daemons.mc_prefill.job import Job
+from daemons.mc_prefill.reuse import Reuse
+from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
+from daemons.protocol.prefix_hash import root_hash, tenant_namespace
+
+_MAX_CLEARS: Final = 64
+"""Looked back for prompts that were being computed meanwhile."""
+
+
+class DeviceTier:
+    """Nothing is kept with a `fraction` of 0, or where reuse is not exact."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        fraction: float,
+        copier: SlotCopier,
+        listener: Listener,
+        clock: Callable[[], float],
+    ) -> None:
+        if not instance.model.is_reuse_safe:
+            fraction = 0.0
+        limit_tokens = int(fraction * instance.arena.capacity_tokens)
+        self.slots = RetainedSlots(limit_tokens, instance.release, listener)
+        self._instance = instance
+        self._copier = copier
+        self._clock = clock
+        self._clears: deque[BlockFilter] = deque(maxlen=_MAX_CLEARS)
+        self._num_clears = 0
+
+    @property
+    def free_tokens(self) -> int:
+        """What a prompt could have."""
+        return self._instance.arena.free_tokens + self.slots.idle_tokens
+
+    def num_known(self, job: Job) -> int:
+        """Blocks that the prompt would find here now."""
+        found = self._find(job)
+        return 0 if found is None else found.num_blocks
+
+    def give_slot(self, job: Job) -> bool:
+        """Room for the prompt, with the beginning of it in place or to be copied there; False: none now."""
+        job.num_clears = self._num_clears
+        found = self._find(job)
+        if found is not None and found.is_whole and self._has_room(found, job):
+            self.slots.hold(found.entry)
+            self._go_on_in(found, job)
+            return True
+        if found is not None:
+            self.slots.hold(found.entry)
+        job.slot = self._allocate(job.num_tokens)
+        if job.slot is None and found is not None:
+            if found.entry.num_users == 1 and self._has_room(found, job):
+                self._go_on_in(found, job)
+                return True
+            self.slots.let_go(found.entry)
+            job.slot, found = self._allocate(job.num_tokens), None
+        if job.slot is None:
+            return False
+        job.reused = Reuse(self._instance.geometry.block_tokens)
+        if found is not None:
+            job.source, job.reused.num_held = found.entry, found.num_blocks
+        return True
+
+    def start_copy(self, job: Job, on_end: Callable[[], object]) -> None:
+        """The prompt has its slot: bring its beginning there, where it is not. `on_end` comes if there is anything."""
+        source, reuse = job.source, job.reused
+        if source is None:
+            return
+        assert job.slot is not None, "a copy has a target"
+        assert reuse is not None, "a copy is for reuse"
+        reuse.copy = SlotCopy(self._instance, source.slot, job.slot, reuse.held_tokens)
+
+        def end() -> None:
+            job.source = None
+            self.slots.let_go(source)
+            on_end()
+
+        self._copier.start(reuse.copy, end)
+
+    def computed(self, job: Job) -> None:
+        """All KV of the prompt is final in its slot: from now on others may take it from there."""
+        request, slot, now_s = job.request, job.slot, self._clock()
+        if slot is None or not request.hashes or request.cache == "bypass":
+            return
+        if not self.slots.limit_tokens or self._is_cleared(job):
+            return
+        if job.kept is not None:
+            self.slots.extend(job.kept, request.hashes, now_s=now_s)
+            return
+        root = root_hash(tenant_namespace(request.namespace, request.tenant))
+        chain = ChainOf(root, request.model, request.tenant)
+        job.kept = self.slots.add(slot, chain, request.hashes, now_s=now_s)
+
+    def release(self, job: Job) -> None:
+        """Nobody works for the prompt any more: void what peers know of its slot, and keep what is good in it."""
+        slot, job.slot = job.slot, None
+        kept, job.kept = job.kept, None
+        assert slot is not None, "released once"
+        if kept is None:
+            self._instance.release(slot)
+            return
+        self._instance.generations.advance(slot.index)
+        self.slots.let_go(kept)
+
+    def close(self) -> None:
+        self._copier.close()
+
+    # -- what the master is told, and says -----------------------------------------------------------------------
+
+    def hashes(self) -> list[BlockHash]:
+        return self.slots.hashes()
+
+    def describe(self, hashes: Iterable[BlockHash]) -> list[SealedBlock]:
+        return [self._sealed(held) for held in self.slots.describe(hashes)]
+
+    def usage(self) -> tuple[int, int]:
+        """In bytes, of blocks that are held and of what may be idle."""
+        geometry = self._instance.geometry
+        limit_bytes = self.slots.limit_tokens * geometry.bytes_per_token
+        return self.slots.num_blocks * geometry.block_bytes, limit_bytes
+
+    def forget(self, hashes: Sequence[BlockHash]) -> None:
+        self.slots.forget(hashes)
+
+    def forget_ahead(self, wanted: BlockFilter) -> None:
+        """What prompts are making now is not to stay where it may be what was cleared."""
+        self._clears.append(wanted)
+        self._num_clears += 1
+
+    def _is_cleared(self, job: Job) -> bool:
+        """Also where there were too many clears meanwhile to tell."""
+        num_since = self._num_clears - job.num_clears
+        request, known = job.request, len(self._clears)
+        if num_since > known:
+            return True
+        return any(
+            wanted.model in (None, request.model) and wanted.tenant in (None, request.tenant)
+            for wanted in islice(self._clears, known - num_since, None)
+        )
+
+    def _sealed(self, held: HeldBlock) -> SealedBlock:
+        """As for a report; readers get no place of it."""
+        geometry = self._instance.geometry
+        meta = BlockMeta(
+            hash=held.hash,
+            parent=held.parent,
+            namespace=self._instance.model.namespace,
+            depth=held.depth,
+            num_tokens=geometry.block_tokens,
+            model=held.chain.model,
+            tenant=held.chain.tenant,
+        )
+        return SealedBlock(
+            meta=meta,
+            offset=0,
+            length=geometry.block_bytes,
+            trailer_bytes=0,
+            version=0,
+            seal_checksum=0,
+            num_layers=geometry.num_layers,
+            age_ms=max(0, int((self._clock() - held.made_s) * 1000)),
+        )
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+
+    def _find(self, job: Job) -> Found | None:
+        request = job.request
+        if request.cache == "bypass" or not self.slots.limit_tokens:
+            return None
+        # The last token is always computed: its logits choose the first token of the answer.
+        usable = (job.num_tokens - 1) // self._instance.geometry.block_tokens
+        return self.slots.find(request.hashes, usable)
+
+    def _has_room(self, found: Found, job: Job) -> bool:
+        return found.entry.slot.capacity_tokens >= job.num_tokens
+
+    def _go_on_in(self, found: Found, job: Job) -> None:
+        """The caller holds the entry, and nobody else does."""
+        entry = found.entry
+        self.slots.cut(entry, found.num_blocks)
+        entry.slot = job.slot = self._instance.arena.renew(entry.slot)
+        job.kept = entry
+        job.reused = Reuse(self._instance.geometry.block_tokens, found.num_blocks)
+
+    def _allocate(self, num_tokens: int) -> Slot | None:
+        while True:
+            try:
+                return self._instance.arena.allocate(num_tokens)
+            except Exhausted:
+                if not self.slots.give_up_oldest():
+                    return None

@@ -1,0 +1,48 @@
+"""A prefix is the same bytes in another slot, whatever the sizes of both; a copy that was given up is none."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from daemons.engine.geometry import KvGeometry
+from daemons.engine.instance import Instance
+from daemons.engine.slot_copy import SlotCopier, SlotCopy
+from daemons.engine.slots import Slot, SlotSpace
+
+GEOMETRY = KvGeometry(num_layers=3, num_kv_heads=2, head_dim=4, dtype="float32", block_tokens=64)
+
+
+def arena() -> tuple[Instance, Slot, Slot]:
+    space = SlotSpace(GEOMETRY, 1024, Slot, num_sequences=4)
+    size = 1024 * GEOMETRY.bytes_per_token
+    memory = SimpleNamespace(array=np.random.default_rng(5).integers(0, 255, size, np.uint8))
+    instance = Instance(None, memory, None, None, space, None, None)
+    return instance, space.allocate(256), space.allocate(700)
+
+
+def test_a_prefix_arrives_whole_and_nothing_else_is_touched() -> None:
+    instance, source, target = arena()
+    before = instance.memory.array.copy()
+    copy = SlotCopy(instance, source, target, 192)
+    posted: list[object] = []
+    copier = SlotCopier(posted.append)
+    copier.start(copy, lambda: None)
+    assert all(copy.wait_layer(layer) for layer in range(3))
+    copier.close()
+    assert (len(posted), copy.has_failed) == (1, False)
+    for layer in range(3):
+        for half in range(2):
+            row = instance.half(source, layer, half, 192)
+            assert np.array_equal(row, instance.half(target, layer, half, 192))
+            offset = target.half_offset(layer, half, 0)
+            before[offset : offset + row.nbytes] = row
+    assert np.array_equal(instance.memory.array, before)
+
+
+def test_a_copy_that_was_given_up_is_no_prefix() -> None:
+    instance, source, target = arena()
+    copy = SlotCopy(instance, source, target, 192)
+    copy.cancel()
+    copy.run()
+    assert not copy.wait_layer(0)
+    assert copy.has_failed

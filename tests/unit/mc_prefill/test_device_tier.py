@@ -1,0 +1,121 @@
+"""What stays in the arena after its prompt: who starts from it, and who it gives way to. No model, no sockets."""
+
+from collections.abc import Iterator
+
+import pytest
+from kit.prefill_jobs import NAMESPACE, Bench
+
+from daemons.core.ids import RequestId
+from daemons.mc_prefill.job import Job
+from daemons.protocol.block import BlockFilter
+from daemons.protocol.prefix_hash import block_hashes
+from daemons.protocol.request import PrefillStarted
+
+
+@pytest.fixture
+def keeping() -> Iterator[Bench]:
+    """Four chunks, of which all may stay."""
+    made = Bench(1.0, num_tokens=1024)
+    yield made
+    made.arena.check_invariants()
+    made.tier.slots.check_invariants()
+    assert made.told.held == set(made.tier.slots.hashes())
+    made.loader.close()
+    made.loop.close()
+
+
+def serve(bench: Bench, num_tokens: int, **more: object) -> Job:
+    bench.admit(num_tokens, **more)
+    job = bench.finish()
+    while bench.copier.started:
+        bench.copier.started.pop()[1]()
+    bench.jobs.pulled(job.request.request_id)
+    return job
+
+
+def test_a_prompt_goes_on_in_the_slot_that_has_its_beginning_and_nothing_else(
+    keeping: Bench,
+) -> None:
+    first = serve(keeping, 200)
+    assert (keeping.arena.num_live, keeping.tier.slots.num_idle) == (1, 1)
+    assert keeping.advanced == [0]
+    assert len(keeping.told.held) == 3
+    again = serve(keeping, 250)
+    assert first.reused is not None
+    assert again.reused is not None
+    assert (first.reused.num_held, again.reused.num_held) == (0, 3)
+    assert keeping.advanced == [0, 0]
+    assert (keeping.arena.num_live, len(keeping.told.held)) == (1, 3)
+
+
+def test_a_longer_prompt_copies_its_beginning_and_the_shorter_slot_then_goes(
+    keeping: Bench,
+) -> None:
+    serve(keeping, 200)
+    call = keeping.admit(300)
+    started = call.said[0]
+    assert isinstance(started, PrefillStarted)
+    assert started.num_reused_tokens == 192
+    ((_, on_end),) = keeping.copier.started
+    job = keeping.finish()
+    keeping.jobs.pulled(job.request.request_id)
+    assert keeping.arena.num_live == 2  # the copy still reads the one and writes the other
+    on_end()
+    assert (keeping.arena.num_live, keeping.tier.slots.num_idle) == (1, 1)
+    assert len(keeping.told.held) == 4
+
+
+def test_a_whole_prompt_again_leaves_its_last_token_to_the_model(keeping: Bench) -> None:
+    serve(keeping, 192)
+    again = serve(keeping, 192)
+    assert again.reused is not None
+    assert again.reused.num_held == 2
+    assert len(keeping.told.held) == 3
+
+
+def test_what_is_kept_gives_way_at_once_to_a_prompt_that_needs_the_room(keeping: Bench) -> None:
+    serve(keeping, 200)
+    other = [2] * 1000
+    call = keeping.admit(tokens=other, hashes=block_hashes(NAMESPACE, other, 64))
+    assert isinstance(call.said[0], PrefillStarted)
+    assert keeping.told.held == set()
+    assert keeping.finish().num_reused_tokens == 0
+
+
+def test_without_room_for_a_copy_the_prompt_takes_the_slot_itself(keeping: Bench) -> None:
+    serve(keeping, 900)
+    again = serve(keeping, 700)
+    assert again.reused is not None
+    assert again.reused.num_held == 10
+    assert not keeping.copier.started
+    assert len(keeping.told.held) == 10
+
+
+def test_nothing_stays_of_a_prompt_that_bypasses_was_cancelled_or_cleared(keeping: Bench) -> None:
+    serve(keeping, 200, cache="bypass")
+    keeping.admit(200)
+    keeping.jobs.cancel(RequestId("r2"))
+    keeping.finish()
+    keeping.admit(200)
+    keeping.tier.forget_ahead(BlockFilter(tenant="other"))
+    keeping.tier.forget_ahead(BlockFilter(model="m"))
+    keeping.jobs.pulled(keeping.finish().request.request_id)
+    assert (keeping.arena.num_live, keeping.told.held) == (0, set())
+    serve(keeping, 200)
+    keeping.tier.forget_ahead(BlockFilter(tenant="other"))
+    assert len(keeping.told.held) == 3
+    assert keeping.admit(200, cache="bypass").said[0].num_reused_tokens == 0  # type: ignore[attr-defined]
+    keeping.finish()
+    keeping.jobs.pulled(RequestId("r5"))
+
+
+def test_a_prompt_that_waits_for_room_is_not_held_up_by_what_is_kept(keeping: Bench) -> None:
+    """The one slot is pulled from; what stays when it is done is in nobody's way."""
+    keeping.admit(1000)
+    other = [2] * 1000
+    call = keeping.admit(tokens=other, hashes=block_hashes(NAMESPACE, other, 64))
+    assert not call.said
+    keeping.jobs.pulled(keeping.finish().request.request_id)
+    assert isinstance(call.said[0], PrefillStarted)
+    keeping.jobs.pulled(keeping.finish().request.request_id)
+    assert len(keeping.told.held) == 15
