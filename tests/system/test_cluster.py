@@ -121,12 +121,15 @@ def test_cluster_is_used_and_leaves_nothing(
     assert len(answer(home, "request", "list")["requests"]) == 2
 
     blocks = answer(home, "cache", "list")["blocks"]
-    assert answer(home, "cache", "stat")["num_blocks"] == len(blocks) > 0
-    digits = blocks[0]["meta"]["hash"]
+    in_pool = [block for block in blocks if "dram" in block["tiers"]]
+    assert answer(home, "cache", "stat")["num_blocks"] == len(in_pool) > 0
+    digits = in_pool[0]["meta"]["hash"]
     assert answer(home, "cache", "show", digits)["replicas"][0]["node"] == "cachenode"
     located = answer(home, "cache", "locate", "--prompt", text, "--model-path", str(model))
     assert located["matched_tokens"] >= 64
-    assert located["blocks"][0]["replicas"][0]["node"] == "cachenode"
+    places = {at["tier"]: at["node"] for at in located["blocks"][0]["replicas"]}
+    assert places["dram"] == "cachenode"
+    assert places["device"].startswith("prefill")
 
     assert mcctl(home, "cache", "clear").returncode == 5
     assert answer(home, "cache", "clear", "--yes")["num_cleared"] == len(blocks)
