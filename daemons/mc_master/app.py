@@ -130,7 +130,7 @@ class MasterApp:
         state.conductor.tuning = tuning_of(fresh)
         state.requests.limit = fresh.conductor.request_log
         state.directory.choice.default_wanted = fresh.pool.replicas
-        self._handlers.replicating.copies.reload()
+        self._handlers.reload()
 
     def close(self) -> None:
         self._handlers.blocks.close()

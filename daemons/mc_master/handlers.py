@@ -93,6 +93,11 @@ class Handlers:
         self.blocks.on_used = self.heat.used
         self.requests = RequestHandlers(state, self.membership, self.heat.used)
 
+    def reload(self) -> None:
+        """The configuration has changed."""
+        self.replicating.copies.reload()
+        self._keeper.reload()
+
     def handle(self, call: Call) -> None:
         message = call.message
         match message:

@@ -70,6 +70,10 @@ class NameKeeper:
         self._deletes: list[_Delete] = []
         self._orphan_row = 0
 
+    def reload(self) -> None:
+        """The configuration has changed."""
+        self.rebuilding.limit_s = self._state.config.pool.rebuild_s
+
     def is_rebuilding(self) -> bool:
         return self.rebuilding.is_on(self._state.now_s() - self._state.started_s)
 

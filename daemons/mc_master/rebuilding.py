@@ -24,7 +24,8 @@ class Rebuilding:
         self._known = KeptNodes(directory / _FILE)
         """Lost ones only mean that an object may count as missing too early."""
         self._awaited = set(self._known)
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        """By then it is over, whoever is still missing."""
         self._settle_s = 0.0 if self._awaited or incarnation == 1 else _SETTLE_S
         self._is_over = False
 
@@ -32,7 +33,7 @@ class Rebuilding:
         """`age_s`: since the start of this master."""
         if not self._is_over:
             is_waiting = bool(self._awaited) or age_s < self._settle_s
-            self._is_over = age_s >= self._limit_s or not is_waiting
+            self._is_over = age_s >= self.limit_s or not is_waiting
             if self._is_over and self._awaited:
                 log.warning("not announced nodes=%s; they count as away", sorted(self._awaited))
         return not self._is_over

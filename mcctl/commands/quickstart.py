@@ -89,7 +89,7 @@ def quickstart(
             cluster.stop()
     result = msgspec.structs.replace(result, total_s=time.monotonic() - started_s)
     output = settings_of(context).output
-    _show(result, on_stderr=output != "table")
+    show(result, on_stderr=output != "table")
     if output != "table":
         render.emit(output, result, COLUMNS, result.requests)
     return exit_codes.OK if result.answers_equal else exit_codes.BUG
@@ -141,7 +141,8 @@ COLUMNS = [
 ]
 
 
-def _show(result: QuickstartResult, *, on_stderr: bool) -> None:
+def show(result: QuickstartResult, *, on_stderr: bool) -> None:
+    """The table, and what it comes to."""
     title = f"{result.model} ({result.dtype}), {len(result.pids)} processes"
     render.show_table(title, COLUMNS, result.requests, on_stderr=on_stderr)
     speedup = result.ttft_cold_s / max(result.ttft_reused_s, 1e-9)

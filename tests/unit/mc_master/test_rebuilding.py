@@ -29,7 +29,9 @@ def test_a_later_one_waits_for_the_nodes_it_knew_and_no_longer_than_its_limit(
     assert not second.is_on(5.0), "once over it stays over"
     third = Rebuilding(tmp_path, Incarnation(3), 30.0)
     assert third.is_on(29.0)
-    assert not third.is_on(30.0)
+    third.limit_s = 40.0  # a reload
+    assert third.is_on(39.0)
+    assert not third.is_on(40.0)
 
 
 def test_a_node_that_left_is_not_waited_for(tmp_path: Path) -> None:
