@@ -42,6 +42,7 @@ class GenerationRequest:
     hashes: list[BlockHash]
     sampling: SamplingParams
     cache: CacheUse = "use"
+    drafts: bool = True
     tenant: str = ""
     priority: int = 0
 
@@ -165,6 +166,7 @@ class Generation:
             sampling=request.sampling,
             plan=plan,
             cache=request.cache,
+            drafts=request.drafts,
             tenant=request.tenant,
         )
         try:

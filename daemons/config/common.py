@@ -143,3 +143,6 @@ class EngineSection(Section, frozen=True, kw_only=True):
     kv_memory: Size = "2GiB"
     """KV arena of this instance."""
     max_sequences: Count = 256
+    draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=15)] = 15
+    """Of a decode instance: tokens of one sequence that a step may guess from its own words and try at once, where
+    that pays. Answers are the same, token by token. 0 guesses none."""

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from typing import Protocol
 
 from daemons.core.errors import McError
@@ -68,6 +69,15 @@ class Arena(Protocol):
         """The caller has raised its generation."""
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a step made of one sequence: one token, and one more for each of its drafts that was right."""
+
+    tokens: tuple[int, ...]
+    num_drafts: int = 0
+    """Tokens that were guessed and tried."""
+
+
 class Engine(Protocol):
     """Makes tokens. One thread calls it, but for `upload` and `download`, which any may for a slot that it holds."""
 
@@ -81,8 +91,8 @@ class Engine(Protocol):
     ) -> int:
         """Compute positions [start, len(tokens)); the token that follows. Raises Cancelled."""
 
-    def decode(self, step: Many[Sequence]) -> list[int]:
-        """One more token of each."""
+    def decode(self, step: Many[Sequence]) -> list[Made]:
+        """One more token of each, or several."""
 
     def upload(self, slot: Slot, start: int, end: int, layer: int | None = None) -> None:
         """From the memory that peers see to where compute happens: tokens [start, end) of one layer, or of all."""

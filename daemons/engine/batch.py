@@ -1,10 +1,10 @@
 """Continuous batching of decode: who takes part in the next step. Pure; the caller runs the model.
 
-Sequences join and leave between steps only, so a step's rows and its tokens always correspond.
+Sequences join and leave between steps only, so a step's sequences and its tokens always correspond.
 """
 
 from collections import deque
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence as Many
 
 from daemons.engine.sequence import Sequence
 
@@ -39,15 +39,16 @@ class DecodeBatch:
         self._in_step = list(self._running)
         return self._in_step
 
-    def end_step(self, tokens: Tokens[int]) -> list[Sequence]:
-        """Append each row's token; the sequences that are over now, whose slots may be freed.
+    def end_step(self, made: Many[Many[int]]) -> list[Sequence]:
+        """Append each sequence's tokens, up to its last; those that are over now, whose slots may be freed.
 
         Those cancelled during the step are among them: their slot was still being written.
         """
         over: list[Sequence] = []
-        for sequence, token in zip(self._in_step, tokens, strict=True):
-            if sequence.finish is None:
-                sequence.append(token)
+        for sequence, tokens in zip(self._in_step, made, strict=True):
+            for token in tokens:
+                if sequence.finish is None:
+                    sequence.append(token)
             if sequence.finish is not None:
                 over.append(sequence)
                 self._running.remove(sequence)

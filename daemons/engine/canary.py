@@ -6,7 +6,7 @@ model's shapes; this asks the only judge there is. About one second for a small 
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import torch
 
 from daemons.core.errors import Exhausted
 from daemons.engine.checkpoint import give_back_free_memory
+from daemons.engine.decode_forms import KEY_GRIDS
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.kv_arena import KvSlot
 from daemons.engine.runner import DecodeRow, Runner
@@ -32,6 +33,8 @@ class CanaryResult:
     decode_equal: bool
     elapsed_s: float
     reason: str | None
+    draft_reason: str | None = None
+    """Why drafts may not be tried; None where they change nothing."""
 
 
 def run_canary(runner: Runner, known_signature: str | None = None) -> CanaryResult:
@@ -39,27 +42,31 @@ def run_canary(runner: Runner, known_signature: str | None = None) -> CanaryResu
 
     `known_signature` is of an earlier start of the same machine, code and model that found no difference: where all KV
     of the prompt is the same bits again, fewer of the same comparisons are made.
-    Tells the runner what it saw: `is_decode_canonical` and `kv_signature`.
+    Tells the runner what it saw: `is_decode_canonical`, `draft_lengths` and `kv_signature`.
     """
     begin = time.monotonic()
     try:
-        reuse_reason, decode_reason = find_differences(runner, known_signature)
+        reuse_reason, decode_reason, draft_reason = find_differences(runner, known_signature)
     except Exhausted as error:
-        reuse_reason = decode_reason = f"the KV arena has no room for the canary: {error}"
+        reuse_reason = f"the KV arena has no room for the canary: {error}"
+        decode_reason = draft_reason = reuse_reason
     runner.is_decode_canonical = decode_reason is None
+    if draft_reason is None:
+        runner.draft_lengths = possible_draft_lengths(runner)
     give_back_free_memory()
     return CanaryResult(
         reuse_equal=reuse_reason is None,
         decode_equal=decode_reason is None,
         elapsed_s=time.monotonic() - begin,
         reason=reuse_reason or decode_reason,
+        draft_reason=draft_reason,
     )
 
 
 def find_differences(
     runner: Runner, known_signature: str | None = None
-) -> tuple[str | None, str | None]:
-    """What differs under reuse, and what differs in decode; None is nothing."""
+) -> tuple[str | None, str | None, str | None]:
+    """What differs under reuse, in decode, and in decode with drafts; None is nothing."""
     num_tokens = min(PROMPT_TOKENS, runner.max_positions)
     tokens = [index * 7919 % runner.config.vocab_size for index in range(num_tokens)]
     with slots(runner, [num_tokens, num_tokens]) as (whole, part):
@@ -76,7 +83,10 @@ def find_differences(
                 if not (same and same_kv(part, whole, 0, num_tokens)):
                     reuse = f"a prefix of {split} tokens, reused, changes the rest of {num_tokens}"
         num_steps = BRIEF_STEPS if is_brief else DECODE_STEPS
-        return reuse, find_decode_difference(runner, tokens, (whole, part), logits, num_steps)
+        decode = find_decode_difference(runner, tokens, (whole, part), logits, num_steps)
+        lengths = possible_draft_lengths(runner)[-1 if is_brief else 0 :]
+        drafted = decode or find_draft_difference(runner, tokens, (whole, part), lengths)
+        return reuse, decode, drafted
 
 
 def find_decode_difference(
@@ -93,11 +103,7 @@ def find_decode_difference(
     if not torch.equal(runner.decode([DecodeRow(part, tokens[last], last)])[0], logits):
         return f"a decode step at position {last} gives other logits than prefill"
     first = min(CHUNK_TOKENS - num_steps // 2, last - num_steps)
-    with slots(runner, [position + 1 for position in COMPANIONS]) as company:
-        others = [
-            DecodeRow(slot, tokens[position % last], min(position, last))
-            for slot, position in zip(company, COMPANIONS, strict=True)
-        ]
+    with companions(runner, tokens) as others:
         for position in range(max(first, 0), first + num_steps):
             row = DecodeRow(part, tokens[position], position)
             alone = runner.decode([row])[0]
@@ -108,6 +114,51 @@ def find_decode_difference(
             if not same_kv(part, whole, position, position + 1):
                 return f"KV at position {position} depends on the rest of the decode batch"
     return None
+
+
+def find_draft_difference(
+    runner: Runner, tokens: list[int], pair: tuple[KvSlot, KvSlot], lengths: Sequence[int]
+) -> str | None:
+    """Right drafts against prefill and single steps, across an edge of the key grid, alone and in company."""
+    whole, part = pair
+    with companions(runner, tokens) as others:
+        for length in lengths:
+            start = draft_start(len(tokens), length)
+            end = start + 1 + length
+            copy_prefix(part, whole, end)
+            single = runner.decode([DecodeRow(part, tokens[end - 1], end - 1)])[0]
+            row = DecodeRow(part, tokens[start], start, tuple(tokens[start + 1 : end]))
+            for company in ([], others):
+                part.kv[:, :, start:end] = 0
+                logits = runner.decode([*company, row])
+                if not (torch.equal(logits[-1], single) and same_kv(part, whole, start, end)):
+                    return (
+                        f"{length} drafts at position {start} give other results than single steps"
+                    )
+    return None
+
+
+def possible_draft_lengths(runner: Runner) -> tuple[int, ...]:
+    return tuple(number - 1 for number in sorted(runner.decode_attention.forms) if number > 1)
+
+
+def draft_start(num_tokens: int, length: int) -> int:
+    """A position from which a token and so many drafts lie in one chunk, if possible on both sides of a key edge."""
+    edge = (num_tokens - 1) // KEY_GRIDS[0] * KEY_GRIDS[0]
+    if edge % CHUNK_TOKENS == 0:
+        edge -= KEY_GRIDS[0]
+    return max(0, min(edge - (length + 1) // 2, num_tokens - 1 - length))
+
+
+@contextmanager
+def companions(runner: Runner, tokens: list[int]) -> Iterator[list[DecodeRow]]:
+    """Rows to share a batch with."""
+    last = len(tokens) - 1
+    with slots(runner, [position + 1 for position in COMPANIONS]) as company:
+        yield [
+            DecodeRow(slot, tokens[position % last], min(position, last))
+            for slot, position in zip(company, COMPANIONS, strict=True)
+        ]
 
 
 @contextmanager

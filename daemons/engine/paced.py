@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from typing import Final, Protocol
 
 from daemons.config.common import EngineSection, ModelSection
-from daemons.engine.base import Cancelled, PrefillHooks
+from daemons.engine.base import Cancelled, Made, PrefillHooks
 from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
 from daemons.engine.model_files import read_json
@@ -94,10 +94,10 @@ class PacedEngine:
             position = end
         return self._token(sampling.seed, len(tokens))
 
-    def decode(self, step: Many[Sequence]) -> list[int]:
+    def decode(self, step: Many[Sequence]) -> list[Made]:
         pace = _Pace(time.monotonic())
         pace.take(self._times.step_s(len(step), sum(each.position + 1 for each in step)))
-        return [self._token(each.sampling.seed, each.position + 1) for each in step]
+        return [Made((self._token(each.sampling.seed, each.position + 1),)) for each in step]
 
     def upload(self, slot: Slot, start: int, end: int, layer: int | None = None) -> None:
         """Nobody computes with it."""

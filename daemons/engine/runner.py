@@ -38,11 +38,20 @@ from daemons.engine.wide import Tail, WidePass
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One step of one sequence: `token` stands at `position`, its KV is written there."""
+    """One step of one sequence: `token` stands at `position`, its KV is written there.
+
+    So do `drafts` at the positions behind, within the same chunk; one less than a number of the
+    runner's `draft_lengths`.
+    """
 
     slot: KvSlot
     token: int
     position: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.position + 1 + len(self.drafts)
 
 
 class Runner:
@@ -67,6 +76,8 @@ class Runner:
         self.max_positions = min(config.max_positions, arena.capacity_tokens)
         self.is_decode_canonical = False  # until a canary has seen it
         self.kv_signature = "untried"
+        self.draft_lengths: tuple[int, ...] = ()
+        """How many drafts a row may have, ascending; none until a canary has seen them change nothing."""
         with torch.inference_mode(), open_weights(model_dir, self.dtype, device) as weights:
             self.model = Decoder(config, weights, self.max_positions)
             self.attention = Attention(config, arena, self.max_positions)
@@ -132,19 +143,27 @@ class Runner:
 
     @torch.inference_mode()
     def decode(self, rows: Sequence[DecodeRow]) -> torch.Tensor:
-        """One token for each row; float32 logits [row, vocab]. Slots must be distinct."""
+        """Float32 logits [token, vocab]: of each row those after its token, then after its drafts.
+
+        Slots must be distinct; rows of equally many drafts should be neighbours.
+        """
         for row in rows:
-            assert row.position < min(row.slot.capacity_tokens, self.max_positions)
-            finish_chunk(row.slot, row.position + 1)
+            assert row.end <= min(row.slot.capacity_tokens, self.max_positions)
+            assert row.position // CHUNK_TOKENS == (row.end - 1) // CHUNK_TOKENS
+            finish_chunk(row.slot, row.end)
         self.enter()
-        step = self.decode_attention.step([Span(row.slot, row.position) for row in rows])
-        padding = [0] * (bucket(len(rows)) - len(rows))
+        step = self.decode_attention.step(
+            [Span(row.slot, row.position, 1 + len(row.drafts)) for row in rows]
+        )
+        tokens = [token for row in rows for token in (row.token, *row.drafts)]
+        positions = [position for row in rows for position in range(row.position, row.end)]
+        padding = [0] * (bucket(len(tokens)) - len(tokens))
         hidden = self.model.forward(
-            torch.tensor([row.token for row in rows] + padding, device=self.device),
-            torch.tensor([row.position for row in rows] + padding, device=self.device),
+            torch.tensor(tokens + padding, device=self.device),
+            torch.tensor(positions + padding, device=self.device),
             step.attend,
         )
-        return self.model.logits(hidden)[: len(rows)]
+        return self.model.logits(hidden)[: len(tokens)]
 
 
 class Prefill:

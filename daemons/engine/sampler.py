@@ -56,19 +56,33 @@ class Sampler:
         return chosen if ids is None else int(ids[chosen])
 
 
-def sample_batch(
-    samplers: Sequence[Sampler], logits: torch.Tensor, positions: Sequence[int]
-) -> list[int]:
-    """One token for each row of [row, vocab]; greedy rows share one argmax."""
-    greedy: list[int] = (
-        logits.argmax(dim=-1).tolist()
-        if any(sampler.is_greedy for sampler in samplers)
-        else [0] * len(samplers)
+def sample_drafted(
+    samplers: Sequence[Sampler],
+    logits: torch.Tensor,
+    drafts: Sequence[tuple[int, Sequence[int]]],
+) -> list[tuple[int, ...]]:
+    """The tokens that single steps would have sampled: one, and one more behind each draft that equals it.
+
+    `drafts`: of each row (position to sample at, tokens drafted from there on); `logits` [row, vocab] have one row for
+    that position and one behind each draft. Greedy rows share one argmax.
+    """
+    best: list[int] = (
+        logits.argmax(dim=-1).tolist() if any(sampler.is_greedy for sampler in samplers) else []
     )
-    return [
-        best if sampler.is_greedy else sampler.sample(row, position)
-        for sampler, row, position, best in zip(samplers, logits, positions, greedy, strict=True)
-    ]
+    first = 0
+    made = []
+    for sampler, (position, draft) in zip(samplers, drafts, strict=True):
+        tokens: list[int] = []
+        for at in range(len(draft) + 1):
+            row = first + at
+            tokens.append(
+                best[row] if sampler.is_greedy else sampler.sample(logits[row], position + at)
+            )
+            if at < len(draft) and tokens[-1] != draft[at]:
+                break
+        made.append(tuple(tokens))
+        first += len(draft) + 1
+    return made
 
 
 def nucleus(probabilities: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:

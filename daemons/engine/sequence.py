@@ -20,6 +20,7 @@ class Sequence:
     sampling: SamplingParams
     max_length: int  # prompt and answer together, within slot and model context
     stop_tokens: AbstractSet[int] = frozenset()
+    may_draft: bool = True
     finish: FinishReason | None = None
     num_prompt_tokens: int = field(init=False)
 

@@ -11,8 +11,9 @@ import torch
 
 from daemons.config.common import EngineSection, ModelSection
 from daemons.core.errors import ConfigError
-from daemons.engine.base import PrefillHooks
+from daemons.engine.base import Made, PrefillHooks
 from daemons.engine.canary import CanaryResult, run_canary
+from daemons.engine.draft_plan import Drafting
 from daemons.engine.fingerprint import NamespaceParts, model_fingerprint, namespace
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
@@ -20,7 +21,7 @@ from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models import read_geometry
 from daemons.engine.probe_record import FILE_NAME, ProbeRecord, key_of, using
 from daemons.engine.runner import DecodeRow, Runner
-from daemons.engine.sampler import Sampler, sample_batch
+from daemons.engine.sampler import Sampler, sample_drafted
 from daemons.engine.sequence import Sequence
 from daemons.engine.slots import Slot
 from daemons.engine.staging import Staging
@@ -40,6 +41,7 @@ class TorchEngine:
 
     runner: Runner
     staging: Staging
+    drafting: Drafting
 
     def prefill(
         self,
@@ -54,20 +56,26 @@ class TorchEngine:
             pass
         return Sampler(sampling).sample(logits, position=len(tokens))
 
-    def decode(self, step: Many[Sequence]) -> list[int]:
-        # Rows whose slots are neighbours may share attention calls.
-        order = sorted(range(len(step)), key=lambda row: step[row].slot.offset_bytes)
-        rows = [step[row] for row in order]
-        logits = self.runner.decode(
-            [DecodeRow(_own(each.slot), each.tokens[-1], each.position) for each in rows]
+    def decode(self, step: Many[Sequence]) -> list[Made]:
+        began_s = time.perf_counter()
+        drafts = self.drafting.plan(step, self.runner.draft_lengths)
+        # Rows with equally many drafts, and of those rows whose slots are neighbours, share attention calls.
+        order = sorted(
+            range(len(step)), key=lambda row: (len(drafts[row]), step[row].slot.offset_bytes)
         )
-        sampled = sample_batch(
-            [Sampler(each.sampling) for each in rows],
-            logits,
-            [each.position + 1 for each in rows],
+        rows = [
+            DecodeRow(_own(step[row].slot), step[row].tokens[-1], step[row].position, drafts[row])
+            for row in order
+        ]
+        sampled = sample_drafted(
+            [Sampler(step[row].sampling) for row in order],
+            self.runner.decode(rows),
+            [(row.position + 1, row.drafts) for row in rows],
         )
         tokens = dict(zip(order, sampled, strict=True))
-        return [tokens[row] for row in range(len(step))]
+        made = [Made(tokens[row], len(drafts[row])) for row in range(len(step))]
+        self.drafting.learn(step, made, time.perf_counter() - began_s)
+        return made
 
     def upload(self, slot: Slot, start: int, end: int, layer: int | None = None) -> None:
         self.staging.upload(_own(slot), start, end, layer)
@@ -100,12 +108,13 @@ def open_torch(
     )
     staging = Staging(arena, memory.view, is_same=is_host)
     runner, canary = _start_runner(model_dir, engine, arena, state)
+    if canary.draft_reason is not None and engine.draft_tokens:
+        log.warning("drafts are off here why=%s", canary.draft_reason)
     if not canary.reuse_equal:
         log.warning("KV reuse is off here why=%s", canary.reason)
     description = _describe(model, engine, runner, canary)
-    return Instance(
-        transfer, memory, region, generations, arena, TorchEngine(runner, staging), description
-    )
+    torch_engine = TorchEngine(runner, staging, Drafting(engine.draft_tokens))
+    return Instance(transfer, memory, region, generations, arena, torch_engine, description)
 
 
 def _start_runner(
@@ -129,7 +138,8 @@ def _start_runner(
         known is not None,
     )
     if record is not None:
-        if canary.reason is None and runner.kv_signature != known:
+        is_equal = canary.reason is None and canary.draft_reason is None
+        if is_equal and runner.kv_signature != known:
             record.keep(_SIGNATURE, runner.kv_signature)
         record.save()
     return runner, canary

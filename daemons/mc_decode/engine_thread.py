@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from daemons.core.errors import McError
+from daemons.engine.base import Made
 from daemons.engine.batch import DecodeBatch
 from daemons.engine.instance import Instance
 from daemons.engine.sequence import Sequence
@@ -62,9 +63,8 @@ class EngineThread:
             step = self._batch.begin_step()
             try:
                 began_s = time.monotonic()
-                tokens = self._instance.engine.decode(step)
-                self._batch.end_step(tokens)
-                self._tell(step, time.monotonic() - began_s)
+                made = self._instance.engine.decode(step)
+                self._tell(step, self._end_step(step, made), time.monotonic() - began_s)
             except Exception as error:  # the thread must outlive a bug in one batch
                 log.exception("decode step failed batch=%d", len(step))
                 self._drop(error)
@@ -110,14 +110,26 @@ class EngineThread:
                 sampling=sampling,
                 max_length=request.num_prompt_tokens + sampling.max_tokens,
                 stop_tokens=frozenset(eos),
+                may_draft=message.drafts,
             )
         )
 
-    def _tell(self, step: list[Sequence], elapsed_s: float) -> None:
-        steps = [
-            Stepped(self._requests[sequence.request_id], sequence.tokens[-1], sequence.finish)
-            for sequence in step
+    def _end_step(self, step: list[Sequence], made: list[Made]) -> list[Stepped]:
+        """A stop token, or the last one that was asked for, may stand before others that were made."""
+        lengths = [len(sequence.tokens) for sequence in step]
+        self._batch.end_step([each.tokens for each in made])
+        return [
+            Stepped(
+                self._requests[sequence.request_id],
+                sequence.tokens[length:],
+                sequence.finish,
+                num_drafts=each.num_drafts,
+                num_right=len(each.tokens) - 1,
+            )
+            for sequence, length, each in zip(step, lengths, made, strict=True)
         ]
+
+    def _tell(self, step: list[Sequence], steps: list[Stepped], elapsed_s: float) -> None:
         for sequence in step:
             if sequence.finish is not None:
                 self._instance.engine.download(

@@ -12,6 +12,12 @@ class DecodeMetrics:
             "mc_decode_requests", "Requests by outcome", ["outcome"], registry=self.registry
         )
         self.tokens = Counter("mc_decode_tokens", "Tokens generated here", registry=self.registry)
+        self.draft_tokens = Counter(
+            "mc_decode_draft_tokens",
+            "Tokens guessed and tried, and those of them that were right",
+            ["what"],
+            registry=self.registry,
+        )
         self.pulled_bytes = Counter(
             "mc_decode_pulled_bytes", "KV read from prefill nodes", registry=self.registry
         )

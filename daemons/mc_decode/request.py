@@ -40,6 +40,8 @@ class Request:
     holders: set[Holder] = field(default_factory=set)
     tokens: list[int] = field(default_factory=list)
     """Answer so far."""
+    num_steps: int = 0
+    """Of decode; fewer than tokens where drafts were right."""
     first_token_s: float = 0.0
     filled_s: float = 0.0
     num_published: int = 0
@@ -85,6 +87,7 @@ class Request:
             first_token_s=self.first_token_s - self.arrived_s,
             handoff_s=max(0.0, self.filled_s - self.first_token_s),
             decode_s=max(0.0, now_s - self.filled_s) if self.filled_s else 0.0,
+            decode_steps=self.num_steps,
             pulled_bytes=self.pulled_bytes,
             loaded_bytes=theirs.loaded_bytes + (0 if self.load is None else self.load.loaded_bytes),
         )

@@ -49,11 +49,14 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One token of one request, from the engine thread."""
+    """What one step made of one request, from the engine thread."""
 
     request: Request
-    token: int
+    tokens: Sequence[int]
     finish: FinishReason | None
+    num_drafts: int = 0
+    num_right: int = 0
+    """Drafts that the model would have said too."""
 
 
 class Requests:
@@ -88,6 +91,7 @@ class Requests:
         self._is_starting = False
         self._patience = PutPatience[Request](loop, self._config.put_hold_s, self._start_waiting)
         self._step_s = 0.0
+        self._tokens_a_step = 1.0
         self._step_fit = StepFit()
 
     @property
@@ -118,20 +122,28 @@ class Requests:
         else:
             self._fail(request, Unavailable("the request was cancelled"))
 
-    def stepped(self, tokens: Sequence[Stepped], elapsed_s: float) -> None:
-        """The engine made one token for each of these."""
-        self._step_s = (
-            _STEP_DECAY * self._step_s + (1 - _STEP_DECAY) * elapsed_s
-            if self._step_s
-            else elapsed_s
-        )
+    def stepped(self, steps: Sequence[Stepped], elapsed_s: float) -> None:
+        """The engine made a token, or several, for each of these."""
         self.metrics.step.observe(elapsed_s)
-        if tokens:
-            context = sum(s.request.num_prompt_tokens + len(s.request.tokens) for s in tokens)
-            self._step_fit.observe(len(tokens), context, elapsed_s)
-        for step in tokens:
+        if steps:
+            self._learn_step(steps, elapsed_s)
+        for step in steps:
             if step.request.state == "decoding":
-                self._take_token(step.request, step.token, step.finish)
+                step.request.num_steps += 1
+                self._take_tokens(step.request, step.tokens, step.finish)
+
+    def _learn_step(self, steps: Sequence[Stepped], elapsed_s: float) -> None:
+        """What is told to the conductor is the time of one token: a step's, shared by those that drafts bring."""
+        tokens_a_step = sum(1 + step.num_right for step in steps) / len(steps)
+        self._tokens_a_step += (1 - _STEP_DECAY) * (tokens_a_step - self._tokens_a_step)
+        token_s = elapsed_s / self._tokens_a_step
+        self._step_s = (
+            _STEP_DECAY * self._step_s + (1 - _STEP_DECAY) * token_s if self._step_s else token_s
+        )
+        context = sum(s.request.num_prompt_tokens + len(s.request.tokens) for s in steps)
+        self._step_fit.observe(len(steps), context, token_s)
+        self.metrics.draft_tokens.labels("proposed").inc(sum(s.num_drafts for s in steps))
+        self.metrics.draft_tokens.labels("accepted").inc(sum(s.num_right for s in steps))
 
     def left(self, request: Request) -> None:
         """No step works on the slot any more."""
@@ -226,7 +238,7 @@ class Requests:
             finish = "stop"
         elif sampling.max_tokens == 1:
             finish = "length"
-        self._take_token(request, reply.first_token, finish)
+        self._take_tokens(request, [reply.first_token], finish)
 
     def _on_filled(self, request: Request) -> None:
         request.state = "decoding"
@@ -242,11 +254,14 @@ class Requests:
         """On the loader's thread."""
         self._loop.call_soon_threadsafe(self._effects.tell_master, suspicion(location, why))
 
-    def _take_token(self, request: Request, token: int, finish: FinishReason | None) -> None:
-        request.tokens.append(token)
-        self.metrics.tokens.inc()
-        if finish != "stop":
-            request.call.part(Tokens(tokens=[token]))
+    def _take_tokens(
+        self, request: Request, tokens: Sequence[int], finish: FinishReason | None
+    ) -> None:
+        request.tokens.extend(tokens)
+        self.metrics.tokens.inc(len(tokens))
+        shown = tokens[:-1] if finish == "stop" else tokens
+        if shown:
+            request.call.part(Tokens(tokens=list(shown)))
         if finish is not None:
             self._finish(request, finish)
 

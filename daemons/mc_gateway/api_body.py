@@ -59,6 +59,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     top_k: int | None = None
     ignore_eos: bool | None = None
     kv_cache: CacheUse | None = None
+    drafts: bool | None = None
     priority: int | None = None
     # Refused unless they say what happens anyway.
     n: int | None = None

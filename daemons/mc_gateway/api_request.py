@@ -58,6 +58,7 @@ class Options:
     is_stream: bool
     include_usage: bool
     cache: CacheUse
+    drafts: bool
     priority: int
 
 
@@ -159,6 +160,7 @@ def _options(body: ChatBody | CompletionBody, max_tokens: int | None, name: str)
         is_stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         cache=body.kv_cache or "use",
+        drafts=body.drafts is not False,
         priority=priority,
     )
 

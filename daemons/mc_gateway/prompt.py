@@ -158,6 +158,7 @@ def generation_request(
             ignore_eos=options.ignore_eos,
         ),
         cache="use" if may_reuse else "bypass",
+        drafts=options.drafts,
         tenant=model.tenant,
         priority=options.priority,
     )

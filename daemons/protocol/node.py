@@ -96,6 +96,7 @@ class InstanceLoad(Record, frozen=True, kw_only=True):
     prefill_token_context_s: float = 0.0
     """Fit of prefill time: fixed + token * n + token_context * n * (context midpoint); zeros until measured."""
     decode_step_s: float = 0.0
+    """Seconds from one token of a sequence to its next: a decode step, shared by the tokens that drafts bring."""
     load_token_s: float = 0.0
     """Seconds to load one token's KV from the pool."""
     is_draining: bool = False
@@ -103,7 +104,7 @@ class InstanceLoad(Record, frozen=True, kw_only=True):
     decode_fixed_s: float = 0.0
     decode_sequence_s: float = 0.0
     decode_context_token_s: float = 0.0
-    """Fit of one decode step: fixed + sequence * (sequences - 1) + context_token * (tokens of all their contexts)."""
+    """Fit of the same: fixed + sequence * (sequences - 1) + context_token * (tokens of all their contexts)."""
 
 
 class Join(Message, frozen=True, kw_only=True):

@@ -101,6 +101,8 @@ class Generate(Message, frozen=True, kw_only=True):
     plan: Plan
     cache: CacheUse = "use"
     tenant: str = ""
+    drafts: bool = True
+    """Whether tokens may be guessed and tried several at once; the answer is the same."""
 
 
 class Tokens(Message, frozen=True, kw_only=True):
@@ -127,6 +129,8 @@ class Timing(Record, frozen=True, kw_only=True):
     handoff_s: float = 0.0
     """First token until decode had all KV."""
     decode_s: float = 0.0
+    decode_steps: int = 0
+    """Steps of decode that made its tokens; fewer than tokens where drafts were right. 0: not said."""
     pulled_bytes: int = 0
     """prefill -> decode"""
     loaded_bytes: int = 0

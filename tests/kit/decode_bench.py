@@ -292,7 +292,7 @@ class Bench:
         return self.joined[-1]
 
     def step(self, request: Request, token: int, finish: str | None = None) -> None:
-        self.requests.stepped([Stepped(request, token, finish)], 0.01)  # type: ignore[arg-type]
+        self.requests.stepped([Stepped(request, [token], finish)], 0.01)  # type: ignore[arg-type]
 
     def let_go(self) -> None:
         """The engine has finished the step it was in."""

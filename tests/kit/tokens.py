@@ -83,12 +83,18 @@ class TokenClient:
         *,
         cache: CacheUse = "use",
         sampling: SamplingParams | None = None,
+        drafts: bool = True,
         timeout_s: float = 60,
         exclude: Sequence[NodeId] = (),
     ) -> Answer:
         plan = self.plan(tokens, max_tokens, cache=cache, exclude=exclude)
         return self.run(
-            plan, tokens, sampling or greedy(max_tokens), cache=cache, timeout_s=timeout_s
+            plan,
+            tokens,
+            sampling or greedy(max_tokens),
+            cache=cache,
+            drafts=drafts,
+            timeout_s=timeout_s,
         )
 
     def run(
@@ -98,6 +104,7 @@ class TokenClient:
         sampling: SamplingParams,
         *,
         cache: CacheUse = "use",
+        drafts: bool = True,
         timeout_s: float = 60,
     ) -> Answer:
         model = self.model()
@@ -111,6 +118,7 @@ class TokenClient:
             sampling=sampling,
             plan=plan,
             cache=cache,
+            drafts=drafts,
         )
         out: list[int] = []
         for part in self._decode(plan.decode.control).stream(message, timeout_s):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from kit.models import FAMILIES, VOCAB_SIZE, Family, make_tiny_model
-from kit.tokens import TokenClient, greedy, random_prompt
+from kit.tokens import Answer, TokenClient, greedy, random_prompt
 
 from daemons.core.errors import Rejected
+from daemons.protocol.request import SamplingParams
 from mcctl.cluster_plan import ClusterOptions, Tables
 from mcctl.cluster_record import Role
 from mcctl.local_cluster import LocalCluster
@@ -50,7 +51,7 @@ def client(cluster: LocalCluster) -> Iterator[TokenClient]:
 def test_answer_is_the_same_cold_published_and_reused(client: TokenClient, length: int) -> None:
     """Reused on the instance that made it, from its own arena, and on another, from the pool."""
     prompt = random_prompt(length, length, VOCAB_SIZE)
-    alone = client.generate(prompt, NUM_TOKENS, cache="bypass")
+    alone = client.generate(prompt, NUM_TOKENS, cache="bypass", drafts=False)
     first = client.generate(prompt, NUM_TOKENS)
     client.wait_sealed(prompt)
     client.wait_on_device(prompt)
@@ -94,7 +95,8 @@ def test_next_turn_reuses_the_answer_and_says_the_same(client: TokenClient) -> N
     turn = prompt + first.tokens + random_prompt(78, 20, VOCAB_SIZE)
     again = client.generate(turn, NUM_TOKENS)
     assert again.num_reused > 200
-    assert again.tokens == client.generate(turn, NUM_TOKENS, cache="bypass").tokens
+    plain = client.generate(turn, NUM_TOKENS, cache="bypass", drafts=False)
+    assert again.tokens == plain.tokens
 
 
 def test_a_plan_of_another_prompt_is_refused(client: TokenClient) -> None:
@@ -111,14 +113,30 @@ def test_mixed_batch_gives_each_request_its_own_answer(cluster: LocalCluster) ->
     stream = random.Random(5)
     prompts = [random_prompt(3000 + i, stream.randrange(1, 600), VOCAB_SIZE) for i in range(12)]
 
-    def ask(prompt: list[int]) -> list[int]:
+    def ask(prompt: list[int], *, drafts: bool = True) -> Answer:
+        sampling = SamplingParams(
+            max_tokens=24, temperature=len(prompt) % 2 * 0.3, seed=len(prompt), ignore_eos=True
+        )
         with TokenClient(cluster.master) as own:
-            return own.generate(prompt, 24).tokens
+            return own.generate(prompt, 24, sampling=sampling, drafts=drafts)
 
-    alone = [ask(prompt) for prompt in prompts]
+    alone = [ask(prompt, drafts=False) for prompt in prompts]
+    assert {answer.reply.timing.decode_steps for answer in alone} == {23}
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(ask, prompts * 2))
-    assert together == alone * 2
+    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone * 2]
+
+
+def test_a_text_that_repeats_itself_takes_fewer_steps_and_says_the_same(
+    client: TokenClient,
+) -> None:
+    # Random weights soon say one thing over and over; so does the prompt, across edges of blocks and of a chunk.
+    prompt = random_prompt(91, 40, VOCAB_SIZE) * 6
+    plain = client.generate(prompt, 60, drafts=False)
+    drafted = client.generate(prompt, 60)
+    assert drafted.tokens == plain.tokens
+    assert plain.reply.timing.decode_steps == 59
+    assert drafted.reply.timing.decode_steps < 59
 
 
 @pytest.mark.parametrize("family", FAMILIES)

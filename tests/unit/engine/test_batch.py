@@ -49,9 +49,9 @@ def test_later_sequences_wait_for_a_row() -> None:
         batch.join(one)
     assert batch.begin_step() == sequences[:2]
     assert batch.num_waiting == 1
-    assert batch.end_step([5, EOS]) == [sequences[1]]
+    assert batch.end_step([[5], [EOS]]) == [sequences[1]]
     assert batch.begin_step() == [sequences[0], sequences[2]]
-    assert batch.end_step([5, 5]) == [sequences[0]]
+    assert batch.end_step([[5], [5]]) == [sequences[0]]
 
 
 def test_cancelled_slot_comes_back_only_when_no_step_writes_it() -> None:
@@ -63,9 +63,20 @@ def test_cancelled_slot_comes_back_only_when_no_step_writes_it() -> None:
     assert batch.cancel("a") is None
     assert batch.cancel("b") is waiting
     assert batch.cancel("c") is None
-    assert batch.end_step([5]) == [running]
+    assert batch.end_step([[5]]) == [running]
     assert (running.finish, running.num_generated) == ("cancelled", 1)
     assert batch.begin_step() == []
+
+
+def test_tokens_behind_the_last_one_are_dropped() -> None:
+    batch = DecodeBatch(max_batch=2)
+    stops, fills = sequence("a"), sequence("b", max_new=3)
+    batch.join(stops)
+    batch.join(fills)
+    batch.begin_step()
+    assert batch.end_step([[5, EOS, 6], [5, 6, 7, 8]]) == [stops, fills]
+    assert (stops.finish, stops.tokens[-2:]) == ("stop", [5, EOS])
+    assert (fills.finish, fills.num_generated) == ("length", 3)
 
 
 class BatchMachine(RuleBasedStateMachine):
@@ -95,7 +106,8 @@ class BatchMachine(RuleBasedStateMachine):
         assert len(rows) == min(3, len(self.inside))
         if rows and data.draw(st.booleans()):
             assert self.batch.cancel(rows[0].request_id) is None
-        tokens = data.draw(st.lists(st.integers(3, 9), min_size=len(rows), max_size=len(rows)))
+        made = st.lists(st.integers(3, 9), min_size=1, max_size=3)
+        tokens = data.draw(st.lists(made, min_size=len(rows), max_size=len(rows)))
         self.out(self.batch.end_step(tokens))
 
     @rule(number=st.integers(1, 20))

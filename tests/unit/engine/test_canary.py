@@ -19,6 +19,7 @@ def test_canary_is_content_and_leaves_nothing(tiny: Any, dtype: Any) -> None:
     result = run_canary(runner)
     assert (result.reuse_equal, result.decode_equal, result.reason) == (True, True, None)
     assert runner.is_decode_canonical
+    assert (result.draft_reason, runner.draft_lengths) == (None, (1, 3, 7, 15))
     assert runner.kv_signature in runner.numerics_id()
     assert arena.num_live == 0
     arena.check_invariants()
@@ -71,6 +72,21 @@ def test_canary_sees_decode_that_depends_on_its_batch(make_tiny: Any) -> None:
     assert (result.reuse_equal, result.decode_equal) == (True, False)
     assert "batch" in (result.reason or "")
     assert not runner.is_decode_canonical
+
+
+def test_canary_sees_drafts_that_change_a_bit(make_tiny: Any) -> None:
+    def spoil(runner: Runner) -> None:
+        decode = runner.decode
+
+        def wrong(rows: list[DecodeRow]) -> torch.Tensor:
+            return decode(rows) + any(len(row.drafts) == 7 for row in rows) * 1e-6
+
+        runner.decode = wrong  # type: ignore[method-assign,assignment]
+
+    runner = spoiled(make_tiny("qwen2").path, spoil)
+    result = run_canary(runner)
+    assert (result.reuse_equal, result.decode_equal, runner.draft_lengths) == (True, True, ())
+    assert "7 drafts" in (result.draft_reason or "")
 
 
 def test_canary_without_room_allows_nothing(make_tiny: Any) -> None:

@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from daemons.engine.attention import Attention
-from daemons.engine.decode_attention import (
-    DecodeAttention,
-    DecodeForm,
-    RowProbe,
-    Run,
-    Span,
-    choose_form,
-)
+from daemons.engine.decode_attention import DecodeAttention, Run, Span, run_views
+from daemons.engine.decode_forms import POSITIONS, DecodeForm, RowProbe, choose_forms
 from daemons.engine.geometry import KvDtype, KvGeometry
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models.config import DecoderConfig, RopeConfig
@@ -48,7 +42,7 @@ def test_a_form_attends_as_defined(form: DecodeForm, position: int, slot: KvSlot
     assert position < num_keys <= position + 64
     mask = torch.zeros(form.num_rows, num_keys)
     mask[:, position + 1 :] = float("-inf")
-    ((keys, values),) = form.views(slot.kv.view(-1, 2, 16), Run(slot, 1, 0, num_keys))
+    ((keys, values),) = run_views(form, slot.kv.view(-1, 2, 16), Run(slot, 1, 0, num_keys))
     out = form.by_head(form.attend(calls, keys, values, mask)).reshape(6, 16)
     for head in range(6):
         weights = (slot.keys[0][: position + 1, head // 3] @ q[0, head] / 4).softmax(dim=0)
@@ -96,12 +90,39 @@ def test_rows_that_share_a_call_equal_rows_alone(dtype: KvDtype) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_positions_that_share_a_call_equal_positions_alone(dtype: KvDtype) -> None:
+    torch.manual_seed(0)
+    arena = KvArena(KvGeometry(1, 2, 16, dtype), 8192)
+    taken = [arena.allocate(1024) for _ in range(8)]
+    for slot in taken:
+        slot.kv.normal_()
+    decoding = DecodeAttention(CONFIG, arena, Attention(CONFIG, arena, 1024))
+    assert sorted(decoding.forms) == list(POSITIONS)
+    # At the start, across an edge of the key grid, up to the end of a chunk, and behind a block of the kernel.
+    starts = {1: (255,), 2: (0, 63), 4: (62, 252), 8: (57, 700), 16: (240,)}
+    placed = [(number, at) for number in POSITIONS for at in starts[number]]
+    spans = [Span(taken[i], at, number) for i, (number, at) in enumerate(placed)]
+    rows = sum(span.num_positions for span in spans)
+    q, k, v = (torch.randn(rows, heads, 16).to(arena.rows) for heads in (6, 2, 2))
+    together = decoding.step(spans).attend(0, q, k, v)
+    row = 0
+    for span in spans:
+        for position in range(span.position, span.last + 1):
+            one = slice(row, row + 1)
+            alone = decoding.step([Span(span.slot, position)]).attend(0, q[one], k[one], v[one])[0]
+            assert torch.equal(together[row], alone), (span.num_positions, position)
+            row += 1
+
+
 def test_where_no_cheaper_form_agrees_rows_run_as_in_a_chunk(
     slot: KvSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention = Attention(CONFIG, KvArena(slot.geometry, 256), 256)
     monkeypatch.setattr(RowProbe, "passes", lambda *_: False)
-    form = choose_form(CONFIG, attention, slot.kv)
+    forms = choose_forms(CONFIG, attention, slot.kv)
+    assert list(forms) == [1]
+    form = forms[1]
     assert (form.is_fused, form.key_grid) == (False, 256)
     assert form.num_rows == attention.rows_to_run(3)
 

@@ -101,7 +101,7 @@ def test_tokens_follow_from_seed_and_position_and_never_end_an_answer() -> None:
         Sequence(str(seed), SLOT, [1] * 9, SamplingParams(max_tokens=500, seed=seed), 500)
         for seed in (0, 0, 1)
     ]
-    tokens = engine.decode(sequences)
+    tokens = [each.tokens for each in engine.decode(sequences)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert times.steps == [(3, 27)]
     said = {engine._token(seed, position) for seed in range(9) for position in range(200)}

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from daemons.engine.sampler import Sampler, sample_batch, uniform
+from daemons.engine.sampler import Sampler, sample_drafted, uniform
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,19 @@ def test_batch_equals_row_by_row() -> None:
     samplers = [Sampler(Params(seed=seed, temperature=seed % 3)) for seed in range(9)]
     logits = torch.randn(9, 300, generator=torch.Generator().manual_seed(0))
     positions = list(range(40, 49))
-    alone = [s.sample(row, at) for s, row, at in zip(samplers, logits, positions, strict=True)]
-    assert sample_batch(samplers, logits, positions) == alone
+    alone = [(s.sample(row, at),) for s, row, at in zip(samplers, logits, positions, strict=True)]
+    assert sample_drafted(samplers, logits, [(at, ()) for at in positions]) == alone
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_draft_is_taken_up_to_where_it_errs(temperature: float) -> None:
+    sampler = Sampler(Params(seed=5, temperature=temperature))
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
+    said = tuple(sampler.sample(row, 40 + at) for at, row in enumerate(logits))
+    for num_right in range(4):
+        draft = [*said[:num_right], *[-1] * (3 - num_right)]
+        made = sample_drafted([sampler] * 2, torch.cat((logits, logits)), [(40, draft)] * 2)
+        assert made == [said[: num_right + 1]] * 2
 
 
 def test_counter_is_uniform() -> None:

@@ -87,6 +87,7 @@ def test_defaults_are_openais() -> None:
         is_stream=False,
         include_usage=False,
         cache="use",
+        drafts=True,
         priority=0,
     )
 
@@ -109,6 +110,7 @@ def test_values_are_taken_over() -> None:
             stream=True,
             stream_options={"include_usage": True, "include_obfuscation": False},
             kv_cache="bypass",
+            drafts=False,
             ignore_eos=True,
         )
     )
@@ -120,6 +122,8 @@ def test_values_are_taken_over() -> None:
     assert options.include_usage
     assert options.ignore_eos
     assert options.cache == "bypass"
+    assert not options.drafts
+    assert chat_options(chat()).drafts
 
 
 def test_what_cannot_change_the_answer_is_ignored() -> None:
