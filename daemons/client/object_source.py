@@ -12,13 +12,15 @@ from typing import Final
 import numpy as np
 
 from daemons.core.errors import Exhausted, NotFound, TransferError
-from daemons.core.units import MIB
+from daemons.core.units import KIB, MIB
 from daemons.protocol.segment import Generation, RegionRef, Source, Strided
 from daemons.store.segment import SlabAllocator
 from daemons.transfer import ByteArray, GenerationTable, TransferEngine, allocate_shared
 from daemons.transfer.buffers import Buffer, as_bytes
 
 ARENA_BYTES: Final = 64 * MIB
+_ALWAYS_COPIED: Final = 64 * KIB
+"""Up to here a copy costs less than a node's look into memory that it cannot map, as most that is registered."""
 _MAX_COPIED: Final = MIB
 """Up to here a copy is cheaper than telling everyone of new memory."""
 _MAX_SPARE_BYTES: Final = 2 * MIB
@@ -87,8 +89,11 @@ class SourceMemory:
     def add(self, memory: PutMemory, value: ByteArray) -> Source:
         """Make a value readable for nodes, by a copy or where it lies."""
         memory.values.append(value)
-        found = self.find(value) if self._registered and value.nbytes else None
-        if found is None and value.nbytes <= _MAX_COPIED:
+        is_small = value.nbytes <= _ALWAYS_COPIED
+        found = self._copy(memory, value) if is_small else None
+        if found is None and self._registered and value.nbytes:
+            found = self.find(value)
+        if found is None and not is_small and value.nbytes <= _MAX_COPIED:
             found = self._copy(memory, value)
         if found is None:
             try:

@@ -163,10 +163,12 @@ class SyntheticNodes:
         return self._ask(self._reader, messages, reply_type, depth)
 
     def time_of(self, message: Message, reply_type: type[ReplyType]) -> float:
-        """Seconds of one request."""
+        """Seconds of one request, as a client with one thread makes it."""
         started_s = time.perf_counter()
-        self._ask(self._reader, [message], reply_type)
-        return time.perf_counter() - started_s
+        reply = self._reader.call(message, timeout_s=_TIMEOUT_S)
+        took_s = time.perf_counter() - started_s
+        self._check(reply, reply_type)
+        return took_s
 
     def rest(self, seconds: float) -> None:
         """Only beat."""
@@ -209,14 +211,14 @@ class SyntheticNodes:
             channel.request(message, timeout_s=_TIMEOUT_S, on_reply=replies.append)
             self._until(lambda sent=sent: sent - len(replies) < depth)  # type: ignore[misc]  # bound now
         self._until(lambda: len(replies) == len(messages))
-        checked: list[ReplyType] = []
-        for reply in replies:
-            if isinstance(reply, McError):
-                raise reply
-            if not isinstance(reply, reply_type):
-                raise ProtocolError(f"{self._master} answered with {type(reply).__name__}")
-            checked.append(reply)
-        return checked
+        return [self._check(reply, reply_type) for reply in replies]
+
+    def _check(self, reply: Reply | McError, reply_type: type[ReplyType]) -> ReplyType:
+        if isinstance(reply, McError):
+            raise reply
+        if not isinstance(reply, reply_type):
+            raise ProtocolError(f"{self._master} answered with {type(reply).__name__}")
+        return reply
 
     def _until(self, is_done: Callable[[], bool]) -> None:
         if not self.loop.run_until(is_done, _TIMEOUT_S):

@@ -16,8 +16,8 @@ from daemons.protocol.segment import Generation, RegionRef
 from daemons.store.seal import Trailer, payload_checksums, seal
 from daemons.transfer import TransferEngine
 
-MAX_NEAR_BYTES: Final = 64 * KIB
-"""Of one message: copied and hashed in some ten microseconds."""
+MAX_NEAR_BYTES: Final = 68 * KIB
+"""Of one message, a value of 64 KiB with what lies behind it: copied and hashed in some ten microseconds."""
 _WORD: Final = np.dtype("<u8")
 
 

@@ -82,6 +82,9 @@ class Tables:
     def touch_parents(self, row: int, now_s: float, until_s: float) -> None:
         """Ends at the first ancestor that needs nothing: those above it were touched with it."""
         find, parents = self.blocks.row_by_hash.get, self.blocks.parents.buffer
+        first = find(_HASH.unpack_from(parents, row * HASH_BYTES)[0])
+        if first is None or first == row:
+            return  # the beginning, or an object, which is its own parent
         # Flat, and on views that are cheaper to ask than numpy: reports that go on with a prefix walk it up to its
         # beginning. They are let go at once: a column that is looked at cannot grow in place.
         with (

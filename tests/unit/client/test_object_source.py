@@ -47,10 +47,14 @@ def test_a_value_of_any_size_can_be_read_until_it_is_released(
 
 
 def test_registered_memory_is_named_where_it_lies(memory: SourceMemory) -> None:
-    buffer = value(8192)
+    buffer = value(80 * 1024)
     region = memory.register(buffer)
     source = memory.add(memory.open(), buffer[4096:])
     assert (source.region, source.ranges.offset) == (region, 4096)
+    small = memory.add(memory.open(), buffer[:4096])
+    assert small.region != region, (
+        "nodes have the arena mapped, where they pull small values at once"
+    )
     memory.deregister(region)
     with pytest.raises(NotFound):
         memory.deregister(region)
