@@ -102,10 +102,11 @@ def _read_congruent(file: BucketFile, offset: int, target: memoryview) -> None:
     if end > last:
         buffers.append(pages[ALIGN : 2 * ALIGN])
     _read_all(file, buffers, offset // ALIGN * ALIGN)
+    # So little that the GIL may be held.
     if first > offset:
-        copy_bytes(target[: first - offset], pages[ALIGN - (first - offset) : ALIGN])
+        target[: first - offset] = pages[ALIGN - (first - offset) : ALIGN]
     if end > last:
-        copy_bytes(target[last - offset :], pages[ALIGN : ALIGN + end - last])
+        target[last - offset :] = pages[ALIGN : ALIGN + end - last]
 
 
 def _read_bounced(file: BucketFile, offset: int, target: memoryview) -> None:

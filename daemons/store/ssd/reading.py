@@ -71,8 +71,8 @@ class StoredBlock:
 
     def _read_whole(self, stored: memoryview) -> None:
         block = self.block
-        is_on_pages = not (self.start % ALIGN or address_of(stored) % ALIGN)
-        if not (self.is_direct and is_on_pages) or len(stored) < 2 * _MIN_PIECE_BYTES:
+        is_long = self.is_direct and len(stored) >= 2 * _MIN_PIECE_BYTES
+        if not is_long or self.start % ALIGN or address_of(stored) % ALIGN:
             read_into(self.file, self.start, stored, is_direct=self.is_direct)
             verify_block(block, stored)
             return
