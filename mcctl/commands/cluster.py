@@ -300,8 +300,12 @@ def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
             ("master", result.master),
             ("memory", f"{total} in all, shared pages once"),
         ]
+        ask = "mcctl request send --prompt 'What is a lighthouse?'"
+        if record.tenants is not None:
+            facts.append(("tenants", f"those of {record.tenants}; mcctl tenant add, then key"))
+            ask = f"MCCTL_API_KEY=KEY {ask}"
         if result.is_healthy:
-            facts.append(("try", "mcctl request send --prompt 'What is a lighthouse?'"))
+            facts.append(("try", ask))
         if any(not d.is_running for d in daemons):
             facts.append(
                 (

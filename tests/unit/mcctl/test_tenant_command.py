@@ -1,6 +1,7 @@
 """mcctl tenant on its file; what a gateway makes of it is in tests/integration/test_tenants.py."""
 
 import json
+import os
 import stat
 import time
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 from daemons.config.tenants import hash_of, read_tenants
 from daemons.config.usage import UsageLine, day_of, encode_line, usage_file
 from daemons.core.errors import ConfigError
+from mcctl.cluster_record import (
+    ClusterRecord,
+    DaemonRecord,
+    persistent_directory,
+    write_record,
+)
 from mcctl.main import main
+from mcctl.process_identity import identify
 
 
 def run(capsys: pytest.CaptureFixture[str], file: Path, *words: str, code: int = 0) -> Any:
@@ -43,6 +51,33 @@ def test_limits_keys_and_prices_are_what_was_said(
     assert made["key"] not in file.read_text()
     assert (price.prompt, price.completion) == (0.0, 2.0)
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("has_tenants", [True, False])
+def test_beside_a_local_cluster_its_own_file_is_meant_and_said(
+    has_tenants: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for variable in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    own = tmp_path / "own.toml"
+    daemon = DaemonRecord(name="mc-gateway", role="gateway", process=identify(os.getpid()), log="")
+    directory = persistent_directory()
+    directory.mkdir(parents=True)
+    record = ClusterRecord(
+        directory=str(directory), master="tcp://127.0.0.1:1", events="", url="", model="m", scratch=[], owner=None,
+        daemons=[daemon], tenants=str(own) if has_tenants else None,
+    )  # fmt: skip
+    write_record(record)
+    assert main(["tenant", "add", "acme"]) == 0
+    elsewhere = tmp_path / "mooncake" / "tenants.toml"
+    said = capsys.readouterr().err
+    assert f"written to {own if has_tenants else elsewhere}" in said
+    assert ("anybody may ask it" in said) is not has_tenants
+    assert (own.exists(), elsewhere.exists()) == (has_tenants, not has_tenants)
 
 
 def test_what_is_not_there_or_there_already_is_said(
