@@ -65,7 +65,8 @@ class PrefillApp:
             Ways(Publisher(self._channels), self._loader, self._tier),
         )
         self._model = ModelThread(self._node.instance, self._make_hooks, self._on_model_end)
-        self._node.join(self._jobs.load_view, self._jobs.metrics.registry, self._tier)
+        held = self._tier if self._tier.slots.limit_tokens else None
+        self._node.join(self._jobs.load_view, self._jobs.metrics.registry, held)
         self.loop.every(1.0, self._jobs.refresh_metrics)
 
     def run(self) -> None:

@@ -243,8 +243,10 @@ class Jobs:
 
     def _may_start(self, job: Job) -> bool:
         may_reuse = self._instance.model.is_reuse_safe and self._config.publish
-        if may_reuse and not self._siblings.is_ready(job, self._jobs.values()):
-            return False
+        if may_reuse:
+            others, num_held = self._jobs.values(), self._tier.num_known(job)
+            if not self._siblings.is_ready(job, others, num_held):
+                return False
         return self._give_slot(job)
 
     def _give_slot(self, job: Job) -> bool:

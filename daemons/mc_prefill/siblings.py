@@ -1,5 +1,6 @@
 """Prompts that share a prefix with one that is being computed here: they wait for it and reuse its blocks, instead of
 computing them again right behind it. The model works on one prompt at a time, so waiting costs next to nothing.
+The blocks are in the KV arena then, where they stay; if they do not, they are awaited in the pool.
 
 Loop thread only. Whatever goes wrong, the prompt starts with the prefix of its plan.
 """
@@ -40,13 +41,15 @@ class Siblings:
         self._on_reused = on_reused
         self._patience: Timer | None = None
 
-    def is_ready(self, job: Job, others: Iterable[Job]) -> bool:
-        """False: not yet; `on_ready` comes, or one of `others` is computed, or its blocks are put."""
+    def is_ready(self, job: Job, others: Iterable[Job], num_held: int = 0) -> bool:
+        """False: not yet; `on_ready` comes, or one of `others` is computed, or its blocks are put. `num_held`: so many
+        of its blocks are in the arena.
+        """
         if job.sibling == "looked":
             return True
         if job.sibling == "asked":
             return False
-        makers = [other for other in others if other is not job and is_making(other, job)]
+        makers = [other for other in others if other is not job and is_making(other, job, num_held)]
         if any(other.is_running for other in makers):
             job.sibling = "waiting"
             return False
@@ -59,6 +62,11 @@ class Siblings:
             return True
         if job.sibling == "sealing" and self._patience is not None:
             self._patience.cancel()
+        num_more = num_held - len(job.request.matched)
+        if num_more > 0:
+            job.sibling = "looked"
+            self._on_reused(num_more)
+            return True
         job.sibling = "asked"
         self._loop.call_later(_REPORT_S, self._ask, job)
         return False
@@ -87,10 +95,10 @@ class Siblings:
         self._on_ready()
 
 
-def is_making(other: Job, job: Job) -> bool:
+def is_making(other: Job, job: Job, num_held: int = 0) -> bool:
     """Whether the other prompt's KV has the next blocks that this one lacks, and will be offered to the pool."""
     mine, theirs = job.request.hashes, other.request.hashes
-    last = len(job.request.matched) + MIN_BLOCKS - 1
+    last = max(len(job.request.matched), num_held) + MIN_BLOCKS - 1
     return (
         job.request.cache == "use"
         and other.request.cache == "use"

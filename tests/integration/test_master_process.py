@@ -31,9 +31,9 @@ from daemons.protocol.block import (
     ListBlocksReply,
     SealedBlock,
 )
-from daemons.protocol.event import BlocksRemoved, BlocksStored
+from daemons.protocol.event import BlocksRemoved, BlocksStored, ReadEvents, ReadEventsReply
 from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
-from daemons.protocol.messages import Notice, Reply
+from daemons.protocol.messages import Notice, Reply, decode_event
 from daemons.protocol.node import (
     Hello,
     HelloReply,
@@ -678,6 +678,14 @@ def test_what_instances_hold_in_their_arenas_is_known_shown_planned_with_and_cle
     assert reply == ClearBlocksReply(num_cleared=6, cleared_bytes=8 * BLOCK_BYTES)
     assert not holder.held
     assert device_places(client, loop) == {}
+    past = ask(client, loop, ReadEvents(topics=["blocksremoved"]), ReadEventsReply)
+    assert isinstance(past, ReadEventsReply)
+    removed = [decode_event(event.payload) for event in past.events]
+    assert ("device", "cleared", hashes[:6]) in [
+        (event.tier, event.why, event.hashes)
+        for event in removed
+        if isinstance(event, BlocksRemoved)
+    ]
 
 
 def test_what_an_instance_holds_is_told_to_a_new_master_and_gone_with_its_process(

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from kit.prefill_jobs import NAMESPACE, Bench
 
-from daemons.core.ids import RequestId
+from daemons.core.ids import NodeId, RequestId
 from daemons.mc_prefill.job import Job
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.prefix_hash import block_hashes
-from daemons.protocol.request import PrefillStarted
+from daemons.protocol.request import PrefillStarted, PutTarget
 
 
 @pytest.fixture
@@ -119,3 +119,20 @@ def test_a_prompt_that_waits_for_room_is_not_held_up_by_what_is_kept(keeping: Be
     assert isinstance(call.said[0], PrefillStarted)
     keeping.jobs.pulled(keeping.finish().request.request_id)
     assert len(keeping.told.held) == 15
+
+
+def test_a_prompt_starts_from_what_another_has_just_made_without_asking_the_pool(
+    keeping: Bench,
+) -> None:
+    target = PutTarget(node=NodeId("c"), control="tcp://127.0.0.1:1")
+    keeping.admit(500, put_target=target)
+    call = keeping.admit(510, put_target=target)
+    assert not call.said  # the first one makes what it begins with
+    first = keeping.finish()
+    assert isinstance(call.said[0], PrefillStarted)
+    assert call.said[0].num_reused_tokens == 448
+    assert keeping.looked_up == []
+    ((_, on_end),) = keeping.copier.started
+    keeping.jobs.pulled(first.request.request_id)
+    on_end()
+    keeping.jobs.pulled(keeping.finish().request.request_id)
