@@ -3,7 +3,7 @@
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from daemons.core.ids import NodeId, RequestId, new_request_id
@@ -58,7 +58,7 @@ class TokenClient:
         *,
         cache: CacheUse = "use",
         request_id: RequestId | None = None,
-        exclude: Sequence[NodeId] = (),
+        exclude: Collection[NodeId] = (),
     ) -> Plan:
         model = self.model()
         hashes = block_hashes(model.namespace, tokens, model.block_tokens)
@@ -85,7 +85,7 @@ class TokenClient:
         sampling: SamplingParams | None = None,
         drafts: bool = True,
         timeout_s: float = 60,
-        exclude: Sequence[NodeId] = (),
+        exclude: Collection[NodeId] = (),
     ) -> Answer:
         plan = self.plan(tokens, max_tokens, cache=cache, exclude=exclude)
         return self.run(

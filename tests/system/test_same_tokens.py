@@ -10,12 +10,14 @@ from kit.models import FAMILIES, VOCAB_SIZE, Family, make_tiny_model
 from kit.tokens import Answer, TokenClient, greedy, random_prompt
 
 from daemons.core.errors import Rejected
+from daemons.core.ids import NodeId
 from daemons.protocol.request import SamplingParams
 from mcctl.cluster_plan import ClusterOptions, Tables
 from mcctl.cluster_record import Role
 from mcctl.local_cluster import LocalCluster
 
 NUM_TOKENS = 12
+PREFILLS = {NodeId("prefill"), NodeId("prefill-2")}
 ALWAYS_REUSE: dict[Role, Tables] = {"master": {"conductor": {"policy": "cache-aware"}}}
 """A model this small is computed about as fast as it is loaded, so the `time` policy may choose either."""
 EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 319, 320, 321, 448, 511, 512, 513]
@@ -57,7 +59,7 @@ def test_answer_is_the_same_cold_published_and_reused(client: TokenClient, lengt
     client.wait_on_device(prompt)
     maker = first.plan.prefill.node
     elsewhere = client.generate(prompt, NUM_TOKENS, exclude=[maker])
-    again = client.generate(prompt, NUM_TOKENS)
+    again = client.generate(prompt, NUM_TOKENS, exclude=PREFILLS - {maker})
     assert alone.num_reused == 0
     assert first.num_reused == 0
     assert elsewhere.num_reused == again.num_reused == (length - 1) // 64 * 64
@@ -73,16 +75,17 @@ def test_answer_is_the_same_cold_published_and_reused(client: TokenClient, lengt
 def test_any_suffix_on_a_reused_prefix_answers_as_if_computed(
     client: TokenClient, prefix: int, suffix: int
 ) -> None:
-    shared = random_prompt(1000 + prefix, prefix, VOCAB_SIZE)
+    shared = random_prompt(1000 * suffix + prefix, prefix, VOCAB_SIZE)
     first = client.generate(shared, 1)
     client.wait_sealed(shared)
     client.wait_on_device(shared)
     prompt = shared + random_prompt(2000 + suffix, suffix, VOCAB_SIZE)
     # By turns from the pool and from the arena of the instance that made it.
-    exclude = [] if prefix in (64, 256, 448) else [first.plan.prefill.node]
+    maker, is_held = first.plan.prefill.node, prefix in (64, 256, 448)
+    exclude = PREFILLS - {maker} if is_held else {maker}
     reused = client.generate(prompt, NUM_TOKENS, exclude=exclude)
     assert reused.num_reused == prefix
-    assert reused.num_on_device == (0 if exclude else prefix)
+    assert reused.num_on_device == (prefix if is_held else 0)
     assert reused.tokens == client.generate(prompt, NUM_TOKENS, cache="bypass").tokens
 
 
