@@ -7,11 +7,20 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+HERE = Path(__file__).resolve().parent
+
 # How long an example takes says more about the machine than about what is tested. CI draws the same examples each
 # time: a rare one is to be met by who runs the tests at home, not by a change that has nothing to do with it.
 settings.register_profile("home", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """.ci/run looks for slow tests in tests/system alone: to collect all takes it ten seconds."""
+    for item in items:
+        if item.get_closest_marker("slow") and item.path.parent != HERE / "system":
+            raise pytest.UsageError(f"{item.nodeid} is slow: those are in tests/system")
 
 
 @pytest.fixture(scope="session", autouse=True)
