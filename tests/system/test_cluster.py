@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from kit.models import make_tiny_model
+from kit.paced import write_profile
 
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.local_cluster import LocalCluster
@@ -26,6 +27,12 @@ SMALL = ["--dtype", "float32", "--kv-memory", "16MiB", "--segment", "32MiB"]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama")
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What to be paced by, where a test is about processes and not about what they compute: half the time to start."""
+    return str(write_profile(tmp_path_factory.mktemp("profiles") / "fast.toml"))
 
 
 @pytest.fixture
@@ -148,8 +155,8 @@ def test_cluster_is_used_and_leaves_nothing(
     assert answer(home, "cluster", "down") == {"was_running": False, "killed": [], "kept": None}
 
 
-def test_down_ends_daemons_that_hang_or_died(model: Path, home: dict[str, str]) -> None:
-    up = answer(home, "cluster", "up", "--model", str(model), *SMALL)
+def test_down_ends_daemons_that_hang_or_died(model: Path, home: dict[str, str], fast: str) -> None:
+    up = answer(home, "cluster", "up", "--model", str(model), "--paced", fast, *SMALL)
     pids = {daemon["name"]: daemon["pid"] for daemon in up["daemons"]}
     os.kill(pids["mc-decode"], signal.SIGKILL)
     os.kill(pids["mc-cachenode"], signal.SIGSTOP)
@@ -169,9 +176,9 @@ def test_down_ends_daemons_that_hang_or_died(model: Path, home: dict[str, str]) 
 
 
 def test_record_from_before_a_reboot_is_no_cluster(
-    model: Path, home: dict[str, str], tmp_path: Path
+    model: Path, home: dict[str, str], tmp_path: Path, fast: str
 ) -> None:
-    answer(home, "cluster", "up", "--model", str(model), *SMALL)
+    answer(home, "cluster", "up", "--model", str(model), "--paced", fast, *SMALL)
     path = tmp_path / "state" / "mooncake" / "cluster" / "cluster.json"
     text = path.read_text()
     answer(home, "cluster", "down")
@@ -185,13 +192,15 @@ def test_record_from_before_a_reboot_is_no_cluster(
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_temporary_cluster_ends_with_its_command(
-    signum: signal.Signals, model: Path, home: dict[str, str]
+    signum: signal.Signals, model: Path, home: dict[str, str], fast: str
 ) -> None:
+    """Killed outright, it is one of real engines: what they load and start must not keep them."""
+    paced = None if signum == signal.SIGKILL else fast
     code = (
         "import sys, pathlib, time\n"
         "from mcctl.cluster_plan import ClusterOptions\n"
         "from mcctl.local_cluster import LocalCluster\n"
-        "o = ClusterOptions(model=pathlib.Path(sys.argv[1]), kv_memory='16MiB', segment='32MiB')\n"
+        f"o = ClusterOptions(model=pathlib.Path(sys.argv[1]), paced={paced!r}, kv_memory='16MiB', segment='32MiB')\n"
         "with LocalCluster.temporary(o) as c:\n"
         "    print(*c.pids.values(), flush=True)\n"
         "    time.sleep(60)\n"

@@ -14,6 +14,7 @@ import pytest
 from kit.daemon import wait_for
 from kit.examples import Example, Place, examples_of
 from kit.models import make_tiny_model
+from kit.paced import write_profile
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -54,25 +55,6 @@ FRAGMENTS = (
     "engine.grant(region, ",
 )
 """By how they begin: no examples."""
-PROFILE = """
-[prefill]
-fixed_s = 0.001
-token_s = 1e-6
-token_context_s = 1e-12
-[decode]
-step_s = 0.001
-context_token_s = 1e-9
-sequence_s = 1e-4
-[kv]
-bytes_per_token = 768
-num_layers = 3
-device_tokens = 60000
-dram_tokens = 60000
-[bandwidth]
-load = 20e9
-network = 10e9
-"""
-"""Of an engine whose times nobody waits for."""
 LIVE = "mcctl top"
 """Goes on until somebody ends it."""
 STORE = """
@@ -123,7 +105,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     config.write_bytes(msgspec.json.encode(settings | {"max_position_embeddings": 32768}))
     for name in FILES:
         shutil.copy(ROOT / "README.md", home / name)
-    (home / "fast.toml").write_text(PROFILE)
+    write_profile(home / "fast.toml")
     (home / "etc").mkdir()
     replaced = {
         "/etc/mooncake": str(home / "etc"),

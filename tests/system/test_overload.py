@@ -10,30 +10,21 @@ from typing import Any
 import httpx
 import pytest
 from kit.models import make_tiny_model
+from kit.paced import write_profile
 
 from mcctl.cluster_plan import ClusterOptions
 from mcctl.local_cluster import LocalCluster
 from mcctl.main import main
 
 TTFT_SLO_S = 2.0
-PROFILE = """
-[prefill]
-fixed_s = 0.02
-token_s = 1e-3
-token_context_s = 1e-9
-[decode]
-step_s = 0.03
-context_token_s = 1e-7
-sequence_s = 2e-3
-[kv]
-bytes_per_token = 768
-num_layers = 3
-device_tokens = 60000
-dram_tokens = 60000
-[bandwidth]
-load = 20e9
-network = 10e9
-"""
+TIMES_S = {
+    "fixed_s": 0.02,
+    "token_s": 1e-3,
+    "token_context_s": 1e-9,
+    "step_s": 0.03,
+    "context_token_s": 1e-7,
+    "sequence_s": 2e-3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     model = make_tiny_model(directory / "tiny")
     for weights in model.glob("*.safetensors"):
         weights.unlink()  # a rehearsal reads none
-    profile = directory / "slow.toml"
-    profile.write_text(PROFILE)
+    profile = write_profile(directory / "slow.toml", **TIMES_S)
     options = ClusterOptions(
         model=model, kv_memory="32MiB", segment="32MiB", paced=str(profile), ttft_slo_s=TTFT_SLO_S
     )
