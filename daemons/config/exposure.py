@@ -28,7 +28,7 @@ def refuse_exposed(config: Section) -> None:
     """Raises ConfigError for the first such address."""
     for found in exposed(config):
         raise ConfigError(
-            f"`{found.key}`: other hosts reach {found.address}, and nothing proves who they are: "
+            f"`{found.key}`: other hosts reach {found.address[:80]}, and nothing proves who they are: "
             f"{found.remedy}, {_UNLESS}"
         )
 

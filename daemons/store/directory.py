@@ -126,12 +126,17 @@ class Directory:
 
     def announced(self, node: NodeId) -> None:
         """It has said all that it holds: objects that went with it and are not there are absent, not away."""
-        announced, away = self.tables.announced, self.away
+        announced = self.tables.announced
         if node in announced:
             return
         announced.add(node)
-        for key in [key for key, held_by in away.items() if held_by == node]:
-            del away[key]
+        for known in (self.away, self.tables.left):
+            for key in [key for key, held_by in known.items() if node in held_by]:
+                others = tuple(other for other in known[key] if other != node)
+                if others:
+                    known[key] = others
+                else:
+                    del known[key]
 
     def kept_nodes(self, block_hash: BlockHash) -> set[NodeId]:
         """Nodes that are away for a short while and held the block."""

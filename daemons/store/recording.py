@@ -92,13 +92,15 @@ class Recording:
             is_alone &= tables.replicas.next.values[rows] == NO_ROW
             alone = blocks[is_alone].astype(np.intp)
             hashes = tables.blocks.hashes_of(alone)
-            self._keep_away_names(alone, slot.node)
+            self._keep_away_names(alone.tolist(), slot.node)
             self._free_alone(number, hashes, alone)
             for row, block in zip(
                 rows[~is_alone].tolist(), blocks[~is_alone].tolist(), strict=True
             ):
                 key = tables.blocks.hash_of(block)
                 self._unlink(block, row)
+                if block in tables.blocks.names and slot.node not in tables.announced:
+                    _keep(tables.left, key, (slot.node,))
                 living = tables.slots.by_place.get(slot.place)
                 if living is None or tables.replica_on(living, key) == NO_ROW:
                     hashes.append(key)
@@ -147,6 +149,8 @@ class Recording:
         if held != NO_ROW:
             tables.replicas.replace(held, location)
             return False
+        if tables.away:
+            tables.away.pop(tables.blocks.hash_of(row), None)
         tables.pins.replica_added(row)
         if record["age_ms"].item() < FRESH_MS and tables.slots[number].tier == "dram":
             # Else a copy, announced again, or moved down: no use of it.
@@ -192,6 +196,9 @@ class Recording:
                 tables.heat.remove(row, key)
         tables.blocks.head.values[rows] = NO_ROW
         tables.blocks.remove_all(hashes, rows)
+        if tables.left:
+            for key in hashes:
+                tables.left.pop(key, None)
 
     def _unlink(self, row: int, replica: int) -> None:
         """Take a replica out of its block; the block goes with its last one."""
@@ -207,15 +214,16 @@ class Recording:
             self._remove_blocks([tables.blocks.hash_of(row)], np.array([row], np.intp))
         tables.replicas.remove_all(slot, np.array([replica], np.intp))
 
-    def _keep_away_names(self, blocks: Rows, node: NodeId) -> None:
+    def _keep_away_names(self, blocks: Sequence[int], node: NodeId) -> None:
+        """Of these objects the last replica goes with this node."""
         tables = self._tables
-        if not tables.blocks.names or node in tables.announced:
+        if not tables.blocks.names:
             return
-        for row in blocks.tolist():
+        mine = () if node in tables.announced else (node,)
+        for row in blocks:
             if row in tables.blocks.names:
-                tables.away[tables.blocks.hash_of(row)] = node
-                if len(tables.away) > MAX_AWAY:
-                    del tables.away[next(iter(tables.away))]
+                key = tables.blocks.hash_of(row)
+                _keep(tables.away, key, (*tables.left.get(key, ()), *mine))
 
     def _rows_on(self, number: int, max_rows: int) -> Rows:
         """The next ones from where the last look ended, looking at no more than _LOOK_ROWS for each wanted."""
@@ -225,3 +233,15 @@ class Recording:
         found = np.flatnonzero(window == number)[:max_rows]
         self._sweep_at = start + (int(found[-1]) + 1 if len(found) == max_rows else len(window))
         return found + start
+
+
+def _keep(
+    known: dict[BlockHash, tuple[NodeId, ...]], key: BlockHash, nodes: tuple[NodeId, ...]
+) -> None:
+    """Nothing for no nodes. The oldest goes where there are too many."""
+    before = known.get(key, ())
+    merged = (*before, *(node for node in dict.fromkeys(nodes) if node not in before))
+    if merged:
+        known[key] = merged
+    if len(known) > MAX_AWAY:
+        del known[next(iter(known))]

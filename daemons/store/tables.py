@@ -34,8 +34,10 @@ class Tables:
     leases: LeaseTable = field(default_factory=LeaseTable)
     pins: PinTable = field(default_factory=PinTable)
     replicas: ReplicaTable = field(init=False)
-    away: dict[BlockHash, NodeId] = field(default_factory=dict)
-    """Objects whose last replica went with this node, which may bring it back."""
+    away: dict[BlockHash, tuple[NodeId, ...]] = field(default_factory=dict)
+    """Objects of which no replica is left, and the nodes that went with one: each of them may bring it back."""
+    left: dict[BlockHash, tuple[NodeId, ...]] = field(default_factory=dict)
+    """Of objects that others still have: the nodes that went with a replica and have not said what they hold since."""
     announced: set[NodeId] = field(default_factory=set)
     """Nodes that have said all they hold: what went with an earlier life and is not there does not come back."""
 

@@ -79,7 +79,7 @@ def test_presence_tells_readable_away_and_absent_apart() -> None:
     assert list(made.presence(rows(made, b"x", b"y"), now_s=2.0)) == [2, 1]
     made.sweep(100)
     assert rows(made, b"x") == [-1]
-    assert made.away == {name_key(b"n", b"x"): A}
+    assert made.away == {name_key(b"n", b"x"): (A,)}
     made.check_invariants()
     made.record_sealed(B, SealedBlocks.pack([named(b"x", 5)]), now_s=3.0)
     assert not made.away
@@ -101,12 +101,40 @@ def test_what_a_node_came_back_without_is_absent_whether_it_was_swept_before_it_
     made.record_sealed(A, SealedBlocks.pack([named(b"kept", 5)]), now_s=2.0)
     made.announced(A)
     made.sweep(100)
-    assert made.away == {name_key(b"n", b"of b"): B}
+    assert made.away == {name_key(b"n", b"of b"): (B,)}
     assert list(made.presence(rows(made, *names), now_s=3.0)) == [0, 0, 1]
     made.drop_node(A)
     made.sweep(100)
-    assert made.away[name_key(b"n", b"kept")] == A, "its next absence counts anew"
+    assert made.away[name_key(b"n", b"kept")] == (A,), "its next absence counts anew"
     made.check_invariants()
+
+
+def test_an_object_of_two_nodes_that_are_away_waits_for_either_and_is_absent_without_both() -> None:
+    made = directory()
+    for node in (A, B):
+        made.record_sealed(node, SealedBlocks.pack([named(b"x", 5)]), now_s=1.0)
+    for node in (A, B):
+        made.drop_node(node)
+        made.sweep(100)
+    assert list(made.presence(rows(made, b"x"), now_s=2.0)) == [0]
+    key = name_key(b"n", b"x")
+    for node, left in ((B, (A,)), (A, None)):
+        assert key in made.away, "the other one may still bring it back"
+        made.add_node(node, HostId("h"), region(node))
+        made.announced(node)
+        assert made.away.get(key) == left
+    made.check_invariants()
+
+
+def test_an_object_that_another_node_can_read_is_not_away() -> None:
+    made = directory()
+    for node in (A, B):
+        made.record_sealed(node, SealedBlocks.pack([named(b"x", 5)]), now_s=1.0)
+    made.drop_node(A)
+    made.sweep(100)
+    assert not made.away
+    made.record_freed(B, [name_key(b"n", b"x")])
+    assert not made.away, "evicted, and not waited for"
 
 
 def test_names_are_listed_by_page_with_what_the_newest_version_says() -> None:
