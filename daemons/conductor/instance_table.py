@@ -44,7 +44,7 @@ class CostColumns:
     """CostModel by row; the same formulas in the same order, so that both give the same numbers to the last bit."""
 
     def __init__(self, terms: Floats) -> None:
-        """`terms`: a row for each field of CostModel, in its order."""
+        """`terms`: a row for each term of CostModel, in its order."""
         self.terms = terms
         (
             self.fixed_s,

@@ -28,6 +28,8 @@ class CostModel:
     remote_load_factor: float = REMOTE_LOAD_FACTOR
     sequence_s: float = 0.03 * BATCH_STEP_FRACTION
     context_token_s: float = 0.0
+    is_guess: bool = True
+    """Nobody has measured or stated how long a prefill takes."""
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """At least one token is computed: the last one's logits are needed."""
@@ -49,37 +51,33 @@ def measured(load: InstanceLoad | None, seed: CostModel | None = None) -> CostMo
     seed = seed or CostModel()
     if load is None:
         return seed
+    load_token_s = load.load_token_s if _is_measured(load.load_token_s) else seed.load_token_s
+    return replace(_with_decode(_with_prefill(seed, load), load), load_token_s=load_token_s)
+
+
+def _with_prefill(seed: CostModel, load: InstanceLoad) -> CostModel:
+    """A fit may have found a term to be nothing: that is a measurement too."""
+    terms = (load.prefill_fixed_s, load.prefill_token_s, load.prefill_token_context_s)
+    if not any(map(_is_measured, terms)):
+        return seed
+    fixed_s, token_s, token_context_s = (term if _is_measured(term) else 0.0 for term in terms)
     return replace(
-        seed,
-        load_token_s=load.load_token_s if _is_measured(load.load_token_s) else seed.load_token_s,
-        **_prefill_terms(load),
-        **_decode_terms(load),
+        seed, fixed_s=fixed_s, token_s=token_s, token_context_s=token_context_s, is_guess=False
     )
 
 
-def _prefill_terms(load: InstanceLoad) -> dict[str, float]:
-    """A fit may have found a term to be nothing: that is a measurement too."""
-    terms = {
-        "fixed_s": load.prefill_fixed_s,
-        "token_s": load.prefill_token_s,
-        "token_context_s": load.prefill_token_context_s,
-    }
-    if not any(map(_is_measured, terms.values())):
-        return {}
-    return {name: term if _is_measured(term) else 0.0 for name, term in terms.items()}
-
-
-def _decode_terms(load: InstanceLoad) -> dict[str, float]:
+def _with_decode(seed: CostModel, load: InstanceLoad) -> CostModel:
     """As long as it had one sequence at a time, it does not know what another one costs."""
     step_s = load.decode_fixed_s if _is_measured(load.decode_fixed_s) else load.decode_step_s
     if not _is_measured(step_s):
-        return {}
+        return seed
     sequence_s, context_token_s = load.decode_sequence_s, load.decode_context_token_s
-    return {
-        "step_s": step_s,
-        "sequence_s": sequence_s if _is_measured(sequence_s) else step_s * BATCH_STEP_FRACTION,
-        "context_token_s": context_token_s if _is_measured(context_token_s) else 0.0,
-    }
+    return replace(
+        seed,
+        step_s=step_s,
+        sequence_s=sequence_s if _is_measured(sequence_s) else step_s * BATCH_STEP_FRACTION,
+        context_token_s=context_token_s if _is_measured(context_token_s) else 0.0,
+    )
 
 
 def _is_measured(seconds: float) -> bool:

@@ -25,6 +25,7 @@ class LoggedRequest:
     predicted_tbt_s: float | None
     policy: str
     candidates: list[Candidate]
+    is_guess: bool = False
     state: Literal["running", "done", "failed", "rejected"] = "running"
     num_generated_tokens: int = 0
     actual_ttft_s: float | None = None
@@ -50,6 +51,7 @@ class LoggedRequest:
             why=self.why,
             predicted_tbt_s=self.predicted_tbt_s,
             actual_tbt_s=self.actual_tbt_s,
+            is_guess=self.is_guess,
             is_cancelled=self.is_cancelled,
         )
 
@@ -95,6 +97,7 @@ class RequestLog:
                 predicted_tbt_s=plan.predicted_tbt_s or None,
                 policy=plan.policy,
                 candidates=plan.candidates,
+                is_guess=plan.is_guess,
             ),
         )
 

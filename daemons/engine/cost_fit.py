@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 _DECAY = 0.98
 _RIDGE = 1e-9
-_PACE_DECAY = 0.5
+_PACE_DECAY = 0.6
 """Measured on two cores with 16 busy processes: the last two or three prompts say most of the next one."""
 _PACE_FROM = 4
 """Samples; before that the fit itself follows each."""

@@ -118,9 +118,9 @@ class MasterMetrics:
         )
 
     def predicted(self, request: LoggedRequest) -> None:
-        """It has ended: how far off its predictions were."""
+        """It has ended: how far off its predictions were; a guess was none."""
         actual_s, predicted_s = request.actual_ttft_s, request.predicted_ttft_s
-        if actual_s is not None and predicted_s is not None:
+        if actual_s is not None and predicted_s is not None and not request.is_guess:
             self._prediction_error_seconds.observe(abs(actual_s - predicted_s))
             self._prediction_error_ratio.observe(abs(actual_s - predicted_s) / actual_s)
         actual_s, predicted_s = request.actual_tbt_s, request.predicted_tbt_s

@@ -169,6 +169,7 @@ class RequestHandlers:
             candidates=[_candidate(option) for option in (*prefills, *decodes)],
             policy=placement.policy,
             spares=spares,
+            is_guess=placement.prefill.cost.is_guess,
         )
 
     def _put_target(self, placement: Placement, exclude: list[NodeId]) -> PutTarget | None:

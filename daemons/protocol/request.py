@@ -87,6 +87,8 @@ class Plan(Message, frozen=True, kw_only=True):
     spares: Spares | None = None
     """Other replicas of the matched blocks."""
     predicted_tbt_s: float = 0.0
+    is_guess: bool = False
+    """The prefill instance had measured nothing yet: the prediction of TTFT is none to rely on."""
 
 
 class Generate(Message, frozen=True, kw_only=True):
@@ -253,6 +255,8 @@ class ListedRequest(Record, frozen=True, kw_only=True):
     """Mean over the answer; None for one of a single token."""
     is_cancelled: bool = False
     """Its state is done, but its answer was given up before the end; `why` says by whom."""
+    is_guess: bool = False
+    """TTFT was predicted before the prefill instance had measured anything."""
 
     @property
     def outcome(self) -> str:

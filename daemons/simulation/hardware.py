@@ -116,6 +116,7 @@ class HardwareProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             remote_load_factor=1 + self.network_s(1) / load_token_s,
             sequence_s=self.decode.sequence_s,
             context_token_s=self.decode.context_token_s,
+            is_guess=False,
         )
 
 

@@ -26,6 +26,7 @@ from mcctl.watching import watchable
 app = new_app()
 
 _SILENCE_S = 120.0
+_GUESS = "; a guess: the prefill instance had not measured a prompt yet"
 _KEPT_REQUESTS = 1000
 """What a master lists at most."""
 
@@ -157,7 +158,7 @@ def list_requests(
         Column("matched", lambda r: str(r.num_matched_tokens), is_number=True),
         Column("answer", lambda r: str(r.num_generated_tokens), is_number=True, extra=3),
         Column("TTFT", lambda r: _seconds(r.actual_ttft_s), is_number=True),
-        Column("predicted", lambda r: _seconds(r.predicted_ttft_s), is_number=True, extra=1),
+        Column("predicted", _predicted, is_number=True, extra=1),
         Column("TBT", lambda r: _seconds(r.actual_tbt_s), is_number=True, extra=6),
         Column("predicted TBT", lambda r: _seconds(r.predicted_tbt_s), is_number=True, extra=7),
         Column("ran on", _ran_on),
@@ -192,7 +193,11 @@ def explain(
                     f"{request.num_prompt_tokens} tokens, {request.num_matched_tokens} reused",
                 ),
                 ("policy", request.policy),
-                ("predicted", _times(request.predicted_ttft_s, request.predicted_tbt_s)),
+                (
+                    "predicted",
+                    _times(request.predicted_ttft_s, request.predicted_tbt_s)
+                    + (_GUESS if request.is_guess else ""),
+                ),
                 ("took", _times(request.actual_ttft_s, request.actual_tbt_s)),
             ]
         )
@@ -285,6 +290,10 @@ def _summary(answer: Answer) -> str:
 
 def _ran_on(request: ListedRequest) -> str:
     return f"{request.prefill} > {request.decode}" if request.prefill is not None else "-"
+
+
+def _predicted(request: ListedRequest) -> str:
+    return f"{_seconds(request.predicted_ttft_s)}{' (guess)' if request.is_guess else ''}"
 
 
 def _times(ttft_s: float | None, tbt_s: float | None) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from kit.models import make_tiny_model
 from daemons.simulation.outcome import Objectives
 from daemons.simulation.trace import TraceRequest
 from mcctl.cluster_plan import ClusterOptions
-from mcctl.load_bench import LoadPlan, request_body
+from mcctl.load_bench import NUM_WARM_UP, LoadPlan, prediction_errors, request_body
 from mcctl.local_cluster import LocalCluster
 from mcctl.main import main
+from mcctl.openai_stream import Answer, Mooncake
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,8 @@ def test_trace_is_replayed_and_judged_by_the_objectives(
     assert 0 < easy["ttft_s"]["p50"] <= easy["ttft_s"]["p99"]
     assert easy["output_tokens_per_s"] == pytest.approx(10 * 5 / easy["makespan_s"])
     assert len(easy["ttft_percentiles_s"]) == 101
+    assert easy["prediction_error"] > 0
+    assert easy["warm_prediction_error"] is None
     assert "time to first token" in plot.read_text()
 
     # The same tokens once more: now both whole blocks of each are in the pool.
@@ -136,3 +140,14 @@ def test_refused_requests_are_rejected_ones_and_no_failures(
     assert result["num_rejected"] >= 5
     assert result["num_answered"] + result["num_rejected"] == 10
     assert result["goodput"] == result["num_answered"] / 10
+
+
+def test_how_far_predictions_are_off_is_told_with_and_without_the_first_answers() -> None:
+    def answer(predicted_s: float) -> Answer:
+        mooncake = Mooncake(predicted_ttft_s=predicted_s)
+        return Answer(text="x", piece_times_s=[1.0], mooncake=mooncake)
+
+    cold, warm = [answer(3.0)] * NUM_WARM_UP, [answer(0.9), answer(0.8), answer(1.3)]
+    assert median(prediction_errors([*cold, *warm])) == pytest.approx(2.0)
+    assert median(prediction_errors([*cold, *warm][NUM_WARM_UP:])) == pytest.approx(0.2)
+    assert prediction_errors([answer(0.0)]) == []

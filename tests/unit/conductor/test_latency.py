@@ -29,4 +29,7 @@ def test_what_was_measured_replaces_the_default_term_by_term() -> None:
         token_context_s=0.0,
         step_s=0.2,
         sequence_s=0.2 * BATCH_STEP_FRACTION,
+        is_guess=False,
     )
+    assert measured(InstanceLoad(decode_step_s=0.2)).is_guess
+    assert not measured(InstanceLoad(), measured(load)).is_guess

@@ -1,11 +1,12 @@
 """mcctl request explain: which request is meant, and what its candidates were."""
 
+import msgspec
 import pytest
 
 from daemons.core.errors import NotFound, Rejected
 from daemons.core.ids import NodeId, RequestId
 from daemons.protocol.request import Candidate, ListedRequest
-from mcctl.commands.request import find, weighed
+from mcctl.commands.request import _predicted, find, weighed
 
 
 def candidate(node: str, total_s: float) -> Candidate:
@@ -42,6 +43,11 @@ def test_candidates_with_their_roles_and_the_chosen_ones() -> None:
         0.3,
         0.4,
     )
+
+
+def test_a_prediction_before_anything_was_measured_is_called_a_guess() -> None:
+    assert _predicted(request("a")) == "500 ms"
+    assert _predicted(msgspec.structs.replace(request("a"), is_guess=True)) == "500 ms (guess)"
 
 
 def test_a_request_is_found_by_its_beginning() -> None:
