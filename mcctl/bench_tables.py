@@ -108,6 +108,8 @@ def show_served(result: ServeResult, *, on_stderr: bool) -> None:
     facts = [
         ("prefill tok/s", _rates(result.prefill_tok_s)),
         ("decode tok/s", _rates(result.decode_tok_s)),
+        ("tokens a step", _rates(result.decode_tokens_a_step, digits=2)),
+        ("without drafts", _rates(result.decode_plain_tok_s)),
     ]
     if result.oracle is not None:
         facts += [
@@ -118,5 +120,5 @@ def show_served(result: ServeResult, *, on_stderr: bool) -> None:
     render.show_facts(facts, on_stderr=on_stderr)
 
 
-def _rates(rates: dict[str, float]) -> str:
-    return ", ".join(f"{key}: {rate:.0f}" for key, rate in rates.items())
+def _rates(rates: dict[str, float], digits: int = 0) -> str:
+    return ", ".join(f"{key}: {rate:.{digits}f}" for key, rate in rates.items())

@@ -2,6 +2,9 @@
 
 Cold prompts begin with tokens never sent before, so nothing of them is in the pool; the reused one of a pair has the
 same prefix and another suffix. Every figure is the median over repeats.
+
+Those prompts are random tokens. What is decoded is text: answers to questions about parts of a document, since drafts
+(mc-decode.toml(5), engine.draft_tokens) live on what a text repeats; each answer is decoded with and without them.
 """
 
 import random
@@ -9,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.resources import files
 from statistics import median
 from typing import Final
 
@@ -16,6 +20,7 @@ import msgspec
 
 from mcctl.openai_stream import Answer, Body, OpenAiClient
 from mcctl.oracle import Oracle
+from mcctl.traffic import QUESTIONS
 
 Progress = Callable[[str], object]
 
@@ -26,6 +31,9 @@ QUICK_PREFIXES: Final = (777, 2048)
 QUICK_SUFFIXES: Final = (64,)
 DECODE_CONTEXT: Final = 512
 DECODE_TOKENS: Final = 96
+_TEXT_CHARS: Final = 2000
+"""Of a document, before a question: about DECODE_CONTEXT tokens."""
+_TEXT_STEP: Final = 700
 _FIRST_TOKEN_ID: Final = 16
 """Below it are the control tokens of most vocabularies."""
 _CHUNK_TOKENS: Final = 128
@@ -78,10 +86,23 @@ class ServeResult(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tok_s: dict[str, float]
     """By prompt length: prompt tokens per second of model compute, nothing reused."""
     decode_tok_s: dict[str, float]
-    """By batch size: tokens of all sequences together, while all of them run."""
+    """By batch size: tokens of all sequences together, while all of them run, as served."""
+    decode_plain_tok_s: dict[str, float]
+    """The same of the same prompts without drafts."""
+    decode_tokens_a_step: dict[str, float]
+    """As served: tokens of a sequence for each step of decode. 1: no draft was right; 0: the cluster does not say."""
     gb_moved: float
     oracle: dict[str, dict[str, float]] | None = None
     """The same two by plain transformers on the same host, each measured right after ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """One batch of one size."""
+
+    tok_s: float
+    plain_tok_s: float
+    tokens_a_step: float
 
 
 @dataclass(slots=True)
@@ -106,14 +127,20 @@ class ServeBench:
         tok_s = probe.prompt_tokens / max(probe.ttft_s, 1e-6)
         self.progress(f"this takes {about(estimate_s(self.plan, tok_s))}")
         rows = list(self._rows())
-        decode = {str(batch): self._decode_rate(batch) for batch in self.plan.batches}
+        decode = {str(batch): list(self._decoded(batch)) for batch in self.plan.batches}
+
+        def medians(of: Callable[[_Decoded], float]) -> dict[str, float]:
+            return {batch: median(map(of, each)) for batch, each in decode.items()}
+
         return ServeResult(
             model=self.plan.model,
             dtype=dtype,
             repeats=self.plan.repeats,
             rows=rows,
             prefill_tok_s={length: median(rates) for length, rates in self._prefill_rates.items()},
-            decode_tok_s=decode,
+            decode_tok_s=medians(lambda each: each.tok_s),
+            decode_plain_tok_s=medians(lambda each: each.plain_tok_s),
+            decode_tokens_a_step=medians(lambda each: each.tokens_a_step),
             gb_moved=self.moved_bytes / 1e9,
             oracle=None if self.oracle is None else self.oracle.rates(),
         )
@@ -136,31 +163,37 @@ class ServeBench:
                     self.oracle.prefill(prefix)
             yield _row(prefix, suffix, measured)
 
-    def _first_tokens(self, prompts: list[list[int]]) -> list[Answer]:
+    def _first_tokens(self, prompts: list[list[int]] | list[str]) -> list[Answer]:
         answers = []
         for prompt in prompts:
             answers.append(self._complete(prompt, max_tokens=1))
             time.sleep(_SETTLE_S)
         return answers
 
-    def _decode_rate(self, batch: int) -> float:
+    def _decoded(self, batch: int) -> Iterator[_Decoded]:
         """Prompts are put into the pool first, so that all sequences start nearly together."""
-        rates = []
+        prompts = [decode_prompt(number) for number in range(batch)]
         for repeat in range(1, self.plan.repeats + 1):
             self.progress(f"decode, batch {batch}, repeat {repeat}")
-            prompts = [self._tokens(DECODE_CONTEXT) for _ in range(batch)]
             self._first_tokens(prompts)
-            with ThreadPoolExecutor(batch) as pool:
-                rates.append(joint_rate(list(pool.map(self._timed, prompts))))
+            drafted, plain = (self._together(prompts, drafts=drafts) for drafts in (True, False))
+            yield _Decoded(
+                joint_rate(drafted),
+                joint_rate(plain),
+                tokens_a_step([answer for _, answer in drafted]),
+            )
             if self.oracle is not None:
                 self.oracle.decode(batch)
-        return median(rates)
 
-    def _timed(self, prompt: list[int]) -> tuple[float, Answer]:
-        started_s = time.perf_counter()
-        return started_s, self._complete(prompt, max_tokens=DECODE_TOKENS)
+    def _together(self, prompts: list[str], *, drafts: bool) -> list[tuple[float, Answer]]:
+        def timed(prompt: str) -> tuple[float, Answer]:
+            started_s = time.perf_counter()
+            return started_s, self._complete(prompt, max_tokens=DECODE_TOKENS, drafts=drafts)
 
-    def _complete(self, prompt: list[int], *, max_tokens: int) -> Answer:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(timed, prompts))
+
+    def _complete(self, prompt: list[int] | str, *, max_tokens: int, drafts: bool = True) -> Answer:
         body: Body = {
             "model": self.plan.model,
             "prompt": prompt,
@@ -168,6 +201,8 @@ class ServeBench:
             "temperature": 0,
             "ignore_eos": True,
         }
+        if not drafts:
+            body["drafts"] = False
         answer = self.client.complete(body)
         self.moved_bytes += answer.mooncake.loaded_bytes + answer.mooncake.pulled_bytes
         return answer
@@ -184,10 +219,26 @@ def estimate_s(plan: ServePlan, tok_s: float) -> float:
     reused_tokens = sum(_CHUNK_TOKENS + suffix for _, suffix in pairs)
     decode_tokens = sum(plan.batches) * DECODE_CONTEXT
     # A decode step costs about what so many tokens of a prompt do: reading all weights, then a little a row.
-    step_tokens = sum(_STEP_TOKENS + _ROW_TOKENS * batch for batch in plan.batches) * DECODE_TOKENS
+    step_tokens = (
+        sum(_STEP_TOKENS + _ROW_TOKENS * batch for batch in plan.batches) * DECODE_TOKENS * 2
+    )
     settle_s = (2 * len(pairs) + sum(plan.batches)) * _SETTLE_S
     computed = cold_tokens + reused_tokens + decode_tokens + step_tokens
     return plan.repeats * (computed / tok_s + settle_s)
+
+
+def decode_prompt(number: int) -> str:
+    """A part of a document, and a question about it; another one for each number."""
+    document = files("mcctl").joinpath("quickstart_document.txt").read_text(encoding="utf-8")
+    start = number * _TEXT_STEP % (len(document) - _TEXT_CHARS)
+    question = QUESTIONS[number % len(QUESTIONS)]
+    return f"{document[start : start + _TEXT_CHARS]}\n\nQuestion: {question}\nAnswer:"
+
+
+def tokens_a_step(answers: list[Answer]) -> float:
+    """The first token of each is prefill's."""
+    steps = sum(answer.mooncake.timing.get("decode_steps", 0) for answer in answers)
+    return sum(answer.completion_tokens - 1 for answer in answers) / steps if steps else 0.0
 
 
 def about(seconds: float) -> str:

@@ -40,7 +40,7 @@ def serve(
         list[int] | None, typer.Option(min=1, help="New tokens; may be repeated.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two lengths, once: half a minute, not many.")
+        bool, typer.Option("--quick", help="Two lengths, once: a minute, not many.")
     ] = False,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also measure plain transformers on this host.")

@@ -7,6 +7,7 @@ import pytest
 from kit.decode_bench import EOS, Answer, Bench
 
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
+from daemons.mc_decode.requests import Stepped
 from daemons.protocol.request import Cancel, SamplingParams
 
 pytestmark = pytest.mark.timeout(60)
@@ -412,3 +413,20 @@ def test_any_order_of_events_frees_everything(seed: int) -> None:
         assert all(answer.end is not None for answer in chaos.answers)
     finally:
         bench.close()
+
+
+def test_tokens_of_one_step_are_one_part_and_their_time_is_shared(bench: Bench) -> None:
+    answer = bench.ask(max_tokens=40)
+    request = bench.fill(answer)
+    steps = [Stepped(request, [11, 12, 13, 14], None, num_drafts=7, num_right=3)]
+    for _ in range(3):
+        bench.requests.stepped(steps, 0.08)
+    load = bench.requests.load_view()
+    assert 0.02 < load.decode_step_s < 0.08
+    assert bench.requests.metrics.draft_tokens.labels("proposed")._value.get() == 21
+    assert bench.requests.metrics.draft_tokens.labels("accepted")._value.get() == 9
+    bench.requests.stepped([Stepped(request, [15, 2], "stop", num_drafts=3, num_right=2)], 0.08)
+    bench.until(lambda: answer.end)
+    assert answer.tokens == [7, *[11, 12, 13, 14] * 3, 15]
+    assert answer.reply.timing.decode_steps == 4
+    assert request.tokens[-1] == 2, "an end token is known to it, as its KV may be"

@@ -33,29 +33,32 @@ def test_sequences_that_never_run_together_have_no_rate() -> None:
 
 @dataclass
 class FakeGateway:
-    """Reuses the longest prefix it has seen, and takes 1 ms per new token, 10 ms besides."""
+    """Reuses the longest prefix it has seen, and takes 1 ms per new token, 10 ms besides. Drafts halve its steps."""
 
-    seen: list[list[int]] = field(default_factory=list)
+    seen: list[list[int] | str] = field(default_factory=list)
 
     def complete(self, body: Body) -> Answer:
-        prompt: list[int] = body["prompt"]
+        prompt: list[int] | str = body["prompt"]
         reused = max((_common(prompt, old) for old in self.seen), default=0)
         self.seen.append(prompt)
         compute_s = (len(prompt) - reused) / 1000
         first_s = compute_s + 0.010
         count = body["max_tokens"]
+        token_s, steps = (0.05, count // 2) if body.get("drafts", True) else (0.1, count - 1)
         return Answer(
-            piece_times_s=[first_s + 0.1 * n for n in range(count)],
+            piece_times_s=[first_s + token_s * n for n in range(count)],
             total_s=first_s,
             finish="length",
             prompt_tokens=len(prompt),
             completion_tokens=count,
             cached_tokens=reused,
-            mooncake=Mooncake(loaded_bytes=reused, timing={"compute_s": compute_s}),
+            mooncake=Mooncake(
+                loaded_bytes=reused, timing={"compute_s": compute_s, "decode_steps": steps}
+            ),
         )
 
 
-def _common(a: list[int], b: list[int]) -> int:
+def _common(a: list[int] | str, b: list[int] | str) -> int:
     return next(
         (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
@@ -64,8 +67,8 @@ def _common(a: list[int], b: list[int]) -> int:
 def test_estimate_grows_with_the_plan_and_is_said_coarsely() -> None:
     quick = ServePlan(model="m", vocab_size=100, prefixes=(777, 2048), suffixes=(64,), repeats=1)
     whole = ServePlan(model="m", vocab_size=100)
-    # 3000 tokens of cold prompts, 6700 to fill for decode, 288 steps worth 60 to 130: at 1000 tokens a second
-    assert estimate_s(quick, 1000.0) == pytest.approx(39, abs=4)
+    # 3000 tokens of cold prompts, 6700 to fill for decode, twice 288 steps worth 60 to 130: at 1000 tokens a second
+    assert estimate_s(quick, 1000.0) == pytest.approx(66, abs=4)
     assert estimate_s(whole, 1000.0) > 5 * estimate_s(quick, 1000.0)
     assert estimate_s(whole, 2000.0) < estimate_s(whole, 1000.0)
     assert [about(s) for s in (1.0, 41.0, 89.0, 400.0)] == [
@@ -123,5 +126,7 @@ def test_rows_hold_exact_lengths_and_what_is_not_compute(monkeypatch: pytest.Mon
     assert row.overhead_s == pytest.approx(0.010)
     assert row.reused_tokens == 300
     assert result.prefill_tok_s["300"] == pytest.approx(1000)
-    assert result.decode_tok_s["2"] == pytest.approx(20, rel=0.2)
+    assert result.decode_tok_s["2"] == pytest.approx(40, rel=0.2)
+    assert result.decode_plain_tok_s["2"] == pytest.approx(20, rel=0.2)
+    assert result.decode_tokens_a_step["2"] == pytest.approx(95 / 48)
     assert result.gb_moved > 0
