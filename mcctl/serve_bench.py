@@ -30,7 +30,7 @@ BATCHES: Final = (1, 4, 8)
 QUICK_PREFIXES: Final = (777, 2048)
 QUICK_SUFFIXES: Final = (64,)
 DECODE_CONTEXT: Final = 512
-DECODE_TOKENS: Final = 96
+DECODE_TOKENS: Final = 64
 _TEXT_CHARS: Final = 2000
 """Of a document, before a question: about DECODE_CONTEXT tokens."""
 _TEXT_STEP: Final = 700
