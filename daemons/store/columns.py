@@ -37,7 +37,7 @@ class Column(Generic[Scalar]):
         return self._buffer
 
     def bytes_of(self, row: int) -> bytes:
-        """One value as it lies there: a tenth of what numpy takes for it, or `bytes` of a slice."""
+        """One value as it lies there: a tenth of what numpy takes for it."""
         value: bytes = self._one.unpack_from(self._buffer, row * self._one.size)[0]
         return value
 
