@@ -165,6 +165,7 @@ def test_down_ends_daemons_that_hang_or_died(model: Path, home: dict[str, str], 
         assert time.monotonic() < deadline_s, told.stdout
     assert "does NOT serve" in told.stdout
     seen: dict[str, Any] = {}
+    deadline_s = time.monotonic() + 40
     while not {each["what"] for each in seen.get("reasons", ())} >= {"tiny", "decode", "cachenode"}:
         assert time.monotonic() < deadline_s, seen
         seen = json.loads(mcctl(home, "status", "--output", "json").stdout)
