@@ -107,7 +107,7 @@ state_dir = "{self.directory / "state"}"
                 stderr=log,
                 cwd=Path(__file__).parents[2],
             )
-        deadline_s = time.monotonic() + 15
+        deadline_s = time.monotonic() + 40
         while time.monotonic() < deadline_s:
             assert self.process.poll() is None, self.log()
             try:
@@ -117,6 +117,8 @@ state_dir = "{self.directory / "state"}"
                 time.sleep(0.05)
             else:
                 return self
+        self.process.kill()
+        self.process.wait(10)
         raise AssertionError(f"the master did not start: {self.log()}")
 
     def send(self, number: int) -> None:
