@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from daemons.client.cluster import ClusterClient as ClusterClient
     from daemons.client.objects import Store as Store
     from daemons.transfer import TransferEngine as TransferEngine
-    from mcctl.cluster_plan import ClusterOptions as ClusterOptions
-    from mcctl.local_cluster import LocalCluster as LocalCluster
+    from mcctl.cluster.plan import ClusterOptions as ClusterOptions
+    from mcctl.cluster.processes import LocalCluster as LocalCluster
 
 _HOMES = {
     "AsyncStore": "daemons.client.async_objects",
     "ClusterClient": "daemons.client.cluster",
-    "ClusterOptions": "mcctl.cluster_plan",
-    "LocalCluster": "mcctl.local_cluster",
+    "ClusterOptions": "mcctl.cluster.plan",
+    "LocalCluster": "mcctl.cluster.processes",
     "Store": "daemons.client.objects",
     "TransferEngine": "daemons.transfer",
 }

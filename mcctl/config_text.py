@@ -14,7 +14,7 @@ import msgspec
 from daemons.config.base import Section
 from daemons.config.forms import form_of
 from daemons.core.errors import ConfigError
-from mcctl.cluster_plan import CONFIG_TYPES
+from mcctl.cluster.plan import CONFIG_TYPES
 
 PROCESSES: Final = {f"mc-{role}": config_type for role, config_type in CONFIG_TYPES.items()}
 _WIDTH: Final = 100

@@ -14,7 +14,7 @@ from daemons.core.errors import ConfigError
 from daemons.core.ids import PublicKey
 from daemons.protocol.address import is_public_key, split_key, with_key
 from mcctl import paths
-from mcctl.cluster_record import ClusterRecord, running_record
+from mcctl.cluster.record import ClusterRecord, running_record
 
 Output = Literal["table", "json", "plain"]
 

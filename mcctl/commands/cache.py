@@ -25,16 +25,19 @@ from daemons.protocol.block import (
     TierUsage,
 )
 from daemons.protocol.node import ListNodesReply
-from mcctl import cache_objects, cache_pins, cache_replicas, render
-from mcctl.block_filter import HashPrefix, Model, Node, OlderThan, Tenant, block_filter
-from mcctl.cache_objects import ObjectResult
-from mcctl.cache_pins import hex_digits
+from mcctl import render
+from mcctl.cache import objects as cache_objects
+from mcctl.cache import pins as cache_pins
+from mcctl.cache import replicas as cache_replicas
+from mcctl.cache.block_filter import HashPrefix, Model, Node, OlderThan, Tenant, block_filter
+from mcctl.cache.flush import FlushPlan
+from mcctl.cache.flush import begin as begin_flush
+from mcctl.cache.flush import wait as wait_for_flush
+from mcctl.cache.objects import ObjectResult
+from mcctl.cache.pins import hex_digits
+from mcctl.cache.prompt_blocks import LocatedBlock, LocatedPrompt, Prompt, locate_prompt
 from mcctl.commands import new_app
-from mcctl.flush import FlushPlan
-from mcctl.flush import begin as begin_flush
-from mcctl.flush import wait as wait_for_flush
 from mcctl.output_schema import prints
-from mcctl.prompt_blocks import LocatedBlock, LocatedPrompt, Prompt, locate_prompt
 from mcctl.prompt_text import read_text
 from mcctl.render import Column
 from mcctl.settings import settings_of

@@ -15,8 +15,11 @@ from daemons.core.errors import Conflict, Unavailable
 from daemons.core.units import format_size
 from daemons.simulation.hardware import find_profile, profile_names
 from mcctl import exit_codes, model_store, paths, render
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.cluster_record import (
+from mcctl.cluster.http_status import get_status
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.process_memory import proportional_bytes
+from mcctl.cluster.processes import LocalCluster
+from mcctl.cluster.record import (
     ClusterRecord,
     end_cluster,
     persistent_directory,
@@ -25,10 +28,7 @@ from mcctl.cluster_record import (
 )
 from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.file_system import file_system
-from mcctl.http_status import get_status
-from mcctl.local_cluster import LocalCluster
 from mcctl.output_schema import prints
-from mcctl.process_memory import proportional_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.watching import watchable

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from daemons.core.errors import NotFound
-from mcctl import local_logs, render, systemd
-from mcctl.cluster_record import DaemonRecord, persistent_directory, read_record
+from mcctl import render, systemd
+from mcctl.cluster import logs as local_logs
+from mcctl.cluster.logs import LogFile
+from mcctl.cluster.record import DaemonRecord, persistent_directory, read_record
 from mcctl.commands import new_app
-from mcctl.local_logs import LogFile
 from mcctl.output_schema import prints
 from mcctl.settings import Output, settings_of
 from mcctl.systemd import JournalLine

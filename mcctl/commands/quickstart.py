@@ -10,12 +10,12 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_duration, format_size
 from mcctl import exit_codes, model_store, render
-from mcctl.cluster_plan import ClusterOptions, shared_bytes
+from mcctl.cluster.plan import ClusterOptions, shared_bytes
+from mcctl.cluster.process_memory import private_bytes
+from mcctl.cluster.processes import LocalCluster
 from mcctl.commands import check_dtype, new_app
-from mcctl.local_cluster import LocalCluster
 from mcctl.openai_stream import OpenAiClient
 from mcctl.output_schema import prints
-from mcctl.process_memory import private_bytes
 from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.traffic import Row, Totals, run_traffic, total

@@ -22,16 +22,16 @@ from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.output_schema import prints
-from mcctl.plan_view import PlanResult, show_plan
-from mcctl.plot_file import check_plot, write_plot
 from mcctl.settings import settings_of
-from mcctl.simulation_plot import plan_charts, run_charts
-from mcctl.simulation_view import (
+from mcctl.views.plan import PlanResult, show_plan
+from mcctl.views.plot_file import check_plot, write_plot
+from mcctl.views.simulation import (
     COMPARISON_COLUMNS,
     RUN_COLUMNS,
     show_tiers,
     title,
 )
+from mcctl.views.simulation_plot import plan_charts, run_charts
 
 app = new_app()
 

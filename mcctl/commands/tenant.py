@@ -26,12 +26,13 @@ from daemons.config.tenants import (
 )
 from daemons.core.errors import ConfigError, Conflict, NotFound
 from daemons.protocol.tenant import PoolUsage
-from mcctl import paths, render, tenant_pool
+from mcctl import paths, render
 from mcctl.commands import confirm, new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
-from mcctl.tenant_usage import TenantUsage, usage_directories, used
+from mcctl.tenants import pool as tenant_pool
+from mcctl.tenants.usage import TenantUsage, usage_directories, used
 
 app = new_app()
 

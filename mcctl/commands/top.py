@@ -14,7 +14,7 @@ from mcctl.commands import new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
-from mcctl.top_view import Frame, Look, NodeLine, RequestLine, frame
+from mcctl.views.top import Frame, Look, NodeLine, RequestLine, frame
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

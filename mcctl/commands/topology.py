@@ -106,7 +106,7 @@ def discover(context: typer.Context, sysfs: _Sysfs = _SYSFS, override: _Override
     \b
     Example: mcctl topology discover --override topology.toml
     """
-    from mcctl.topology_view import MATRIX_COLUMNS, matrix_rows, tree
+    from mcctl.views.topology import MATRIX_COLUMNS, matrix_rows, tree
 
     output = settings_of(context).output
     topology = _discover(sysfs, override)
@@ -173,10 +173,10 @@ def probe(
     \b
     Example: mcctl topology probe --plot paths.svg
     """
-    from mcctl.plot_file import check_plot, write_plot
-    from mcctl.topology_plot import svg
     from mcctl.topology_probe import ProbedPath, probe_all
-    from mcctl.topology_view import PATH_COLUMNS, matrix_table
+    from mcctl.views.plot_file import check_plot, write_plot
+    from mcctl.views.topology import PATH_COLUMNS, matrix_table
+    from mcctl.views.topology_plot import svg
 
     if plot is not None:
         check_plot(plot)

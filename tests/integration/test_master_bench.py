@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mcctl import master_bench
+from mcctl.bench import master as master_bench
 from mcctl.main import main
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from daemons.transfer.transports.rdma import why_unavailable
-from mcctl import transfer_bench
+from mcctl.bench import transfer as transfer_bench
+from mcctl.bench.perftest import parse_bandwidth
 from mcctl.main import main
-from mcctl.perftest import parse_bandwidth
 
 WHY_NO_RDMA = why_unavailable()
 

@@ -34,8 +34,8 @@ from daemons.protocol.node import ListedNode, ListNodes, ListNodesReply
 from daemons.protocol.segment import Source, Strided
 from daemons.rpc import SyncClient
 from daemons.transfer import TransferEngine, allocate_shared
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.local_cluster import LocalCluster
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
 
 NUM_LAYERS = 4
 ROW = 16 * 1024

@@ -17,9 +17,9 @@ import pytest
 from kit.models import make_tiny_model
 from kit.paced import write_profile
 
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.local_cluster import LocalCluster
-from mcctl.process_identity import identify
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.process_identity import identify
+from mcctl.cluster.processes import LocalCluster
 
 SMALL = ["--dtype", "float32", "--kv-memory", "16MiB", "--segment", "32MiB"]
 
@@ -199,8 +199,8 @@ def test_temporary_cluster_ends_with_its_command(
     paced = None if signum == signal.SIGKILL else fast
     code = (
         "import sys, pathlib, time\n"
-        "from mcctl.cluster_plan import ClusterOptions\n"
-        "from mcctl.local_cluster import LocalCluster\n"
+        "from mcctl.cluster.plan import ClusterOptions\n"
+        "from mcctl.cluster.processes import LocalCluster\n"
         f"o = ClusterOptions(model=pathlib.Path(sys.argv[1]), paced={paced!r}, kv_memory='16MiB', segment='32MiB')\n"
         "with LocalCluster.temporary(o) as c:\n"
         "    print(*c.pids.values(), flush=True)\n"

@@ -19,11 +19,11 @@ from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import RequestId
 from daemons.protocol.request import Cancel
 from daemons.rpc import SyncClient
-from mcctl import recover_bench
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.local_cluster import LocalCluster
-from mcctl.recover_bench import RecoverBench, RecoverPlan
-from mcctl.recover_streams import CrowdPlan
+from mcctl.bench import recover as recover_bench
+from mcctl.bench.recover import RecoverBench, RecoverPlan
+from mcctl.bench.recover_streams import CrowdPlan
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
 
 REJOIN_S = 40.0
 """The goal is 5 s on a quiet machine; a test is no stopwatch."""

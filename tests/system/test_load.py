@@ -12,9 +12,9 @@ from kit.models import make_tiny_model
 
 from daemons.simulation.outcome import Objectives
 from daemons.simulation.trace import TraceRequest
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.load_bench import NUM_WARM_UP, LoadPlan, prediction_errors, request_body
-from mcctl.local_cluster import LocalCluster
+from mcctl.bench.load import NUM_WARM_UP, LoadPlan, prediction_errors, request_body
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
 from mcctl.main import main
 from mcctl.openai_stream import Answer, Mooncake
 

@@ -19,8 +19,8 @@ from kit.object_pool import ObjectPool
 from daemons.core.errors import Conflict, Exhausted, McError, Unavailable
 from daemons.transfer import TransferEngine
 from mcctl import Store
+from mcctl.cache.archive import export_objects, import_objects
 from mcctl.main import main
-from mcctl.object_archive import export_objects, import_objects
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from shipped.dashboard import read_queries
 from shipped.output_page import all_verbs
 
 from daemons.client.cluster import ClusterClient
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.local_cluster import LocalCluster
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
 from mcctl.main import main
 from mcctl.output_schema import schema_of
 

@@ -12,8 +12,8 @@ import pytest
 from kit.models import make_tiny_model
 from kit.paced import write_profile
 
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.local_cluster import LocalCluster
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
 from mcctl.main import main
 
 TTFT_SLO_S = 2.0

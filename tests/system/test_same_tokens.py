@@ -12,9 +12,9 @@ from kit.tokens import Answer, TokenClient, greedy, random_prompt
 from daemons.core.errors import Rejected
 from daemons.core.ids import NodeId
 from daemons.protocol.request import SamplingParams
-from mcctl.cluster_plan import ClusterOptions, Tables
-from mcctl.cluster_record import Role
-from mcctl.local_cluster import LocalCluster
+from mcctl.cluster.plan import ClusterOptions, Tables
+from mcctl.cluster.processes import LocalCluster
+from mcctl.cluster.record import Role
 
 NUM_TOKENS = 12
 PREFILLS = {NodeId("prefill"), NodeId("prefill-2")}

@@ -16,7 +16,7 @@ from kit.daemon import wait_for
 from kit.models import make_tiny_model
 
 from daemons.config.key_files import read_key_file
-from mcctl.cluster_plan import ClusterOptions, ClusterPlan, plan_cluster, to_toml
+from mcctl.cluster.plan import ClusterOptions, ClusterPlan, plan_cluster, to_toml
 from mcctl.main import main
 
 PROMPT = "Tell me about the lighthouse on the rock, its keeper, and the storm of that winter. " * 8

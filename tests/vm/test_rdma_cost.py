@@ -17,7 +17,7 @@ from daemons.transfer.memory import allocate_shared
 from daemons.transfer.strided import contiguous
 from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch
 from daemons.transfer.transports.rdma.verbs import load
-from mcctl import perftest
+from mcctl.bench import perftest
 from mcctl.main import main
 
 ROWS = Strided(offset=0, row_bytes=64, num_rows=400, stride_bytes=128)

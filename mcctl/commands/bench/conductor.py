@@ -6,9 +6,10 @@ import typer
 
 from daemons.simulation.disaggregated import POLICY_NAMES
 from daemons.simulation.hardware import DEFAULT, find_profile
-from mcctl import conductor_bench, render
-from mcctl.bench_tables import CONDUCTOR_COLUMNS
-from mcctl.conductor_bench import ConductorResult
+from mcctl import render
+from mcctl.bench import conductor as conductor_bench
+from mcctl.bench.conductor import ConductorResult
+from mcctl.bench.tables import CONDUCTOR_COLUMNS
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 

@@ -10,14 +10,19 @@ from daemons.simulation.outcome import Objectives
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import model_store, render
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.load_bench import LOAD_COLUMNS, LoadBench, LoadPlan, LoadResult, charts, load_rows
-from mcctl.local_cluster import LocalCluster
+from mcctl.bench.load import LOAD_COLUMNS, LoadBench, LoadPlan, LoadResult, charts, load_rows
+from mcctl.bench.served_model import (
+    described_model,
+    served_model,
+    url_of_local_cluster,
+    vocabulary_of,
+)
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
 from mcctl.openai_stream import OpenAiClient
 from mcctl.output_schema import prints
-from mcctl.plot_file import check_plot, write_plot
-from mcctl.served_model import described_model, served_model, url_of_local_cluster, vocabulary_of
 from mcctl.settings import settings_of
+from mcctl.views.plot_file import check_plot, write_plot
 
 
 @prints(LoadResult)

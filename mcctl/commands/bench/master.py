@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
-from mcctl import master_bench, render
+from mcctl import render
+from mcctl.bench import master as master_bench
+from mcctl.bench.store_pool import StorePool
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
-from mcctl.store_pool import StorePool
 
 
 @prints(master_bench.MasterResult)

@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from daemons.core.units import MIB
-from mcctl import model_store, recover_bench, render
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.local_cluster import LocalCluster
+from mcctl import model_store, render
+from mcctl.bench import recover as recover_bench
+from mcctl.bench.recover_streams import CrowdPlan
+from mcctl.bench.served_model import described_model, vocabulary_of
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
 from mcctl.output_schema import prints
-from mcctl.recover_streams import CrowdPlan
-from mcctl.served_model import described_model, vocabulary_of
 from mcctl.settings import settings_of
 
 _NUM_CACHENODES = 3

@@ -6,14 +6,8 @@ from typing import Annotated, TypedDict
 import typer
 
 from mcctl import model_store, render
-from mcctl.bench_tables import SERVE_COLUMNS, show_served
-from mcctl.cluster_plan import ClusterOptions
-from mcctl.commands import check_dtype
-from mcctl.local_cluster import LocalCluster
-from mcctl.openai_stream import OpenAiClient
-from mcctl.oracle import Oracle
-from mcctl.output_schema import prints
-from mcctl.serve_bench import (
+from mcctl.bench.oracle import Oracle
+from mcctl.bench.serve import (
     DECODE_CONTEXT,
     QUICK_PREFIXES,
     QUICK_SUFFIXES,
@@ -21,7 +15,18 @@ from mcctl.serve_bench import (
     ServePlan,
     ServeResult,
 )
-from mcctl.served_model import described_model, served_model, url_of_local_cluster, vocabulary_of
+from mcctl.bench.served_model import (
+    described_model,
+    served_model,
+    url_of_local_cluster,
+    vocabulary_of,
+)
+from mcctl.bench.tables import SERVE_COLUMNS, show_served
+from mcctl.cluster.plan import ClusterOptions
+from mcctl.cluster.processes import LocalCluster
+from mcctl.commands import check_dtype
+from mcctl.openai_stream import OpenAiClient
+from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 
 

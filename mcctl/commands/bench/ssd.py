@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from daemons.core.units import parse_size
-from mcctl import render, ssd_bench
-from mcctl.bench_tables import SSD_COLUMNS
+from mcctl import render
+from mcctl.bench import ssd as ssd_bench
+from mcctl.bench.tables import SSD_COLUMNS
 from mcctl.commands import check_size
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of

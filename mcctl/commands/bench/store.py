@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from mcctl import render, store_bench
-from mcctl.bench_tables import STORE_BESIDE_COLUMNS, STORE_COLUMNS, WRITER_COLUMNS
+from mcctl import render
+from mcctl.bench import store as store_bench
+from mcctl.bench.published_store import published_master
+from mcctl.bench.store_pool import StorePool
+from mcctl.bench.tables import STORE_BESIDE_COLUMNS, STORE_COLUMNS, WRITER_COLUMNS
 from mcctl.output_schema import prints
-from mcctl.published_store import published_master
 from mcctl.settings import settings_of
-from mcctl.store_pool import StorePool
 
 
 @prints(store_bench.StoreResult)

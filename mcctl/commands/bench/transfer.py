@@ -8,8 +8,9 @@ import typer
 from daemons.core.errors import ConfigError
 from daemons.core.units import parse_size
 from daemons.transfer.transports.rdma import why_unavailable
-from mcctl import render, transfer_bench
-from mcctl.bench_tables import BESIDE_COLUMNS, TRANSFER_COLUMNS
+from mcctl import render
+from mcctl.bench import transfer as transfer_bench
+from mcctl.bench.tables import BESIDE_COLUMNS, TRANSFER_COLUMNS
 from mcctl.commands import check_size
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of

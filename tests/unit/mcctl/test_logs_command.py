@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mcctl import local_logs
-from mcctl.cluster_record import ClusterRecord, DaemonRecord, persistent_directory, write_record
-from mcctl.local_logs import LogFile
+from mcctl.cluster import logs as local_logs
+from mcctl.cluster.logs import LogFile
+from mcctl.cluster.record import ClusterRecord, DaemonRecord, persistent_directory, write_record
 from mcctl.main import main
 
 NAMES = ("mc-master", "mc-prefill", "mc-prefill-2")

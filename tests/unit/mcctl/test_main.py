@@ -12,8 +12,8 @@ import pytest
 
 from daemons.core.errors import FAMILIES, McError, NotFound, Unavailable
 from mcctl import exit_codes
+from mcctl.cache.own_address import own_address
 from mcctl.main import COMMANDS, main
-from mcctl.own_address import own_address
 from mcctl.settings import DEFAULT_ENDPOINT
 
 CONFIG = Path(__file__).parents[3] / "configs" / "mc-master.toml"

@@ -12,14 +12,14 @@ import pytest
 from daemons.config.tenants import hash_of, read_tenants
 from daemons.config.usage import UsageLine, day_of, encode_line, usage_file
 from daemons.core.errors import ConfigError
-from mcctl.cluster_record import (
+from mcctl.cluster.process_identity import identify
+from mcctl.cluster.record import (
     ClusterRecord,
     DaemonRecord,
     persistent_directory,
     write_record,
 )
 from mcctl.main import main
-from mcctl.process_identity import identify
 
 
 def run(capsys: pytest.CaptureFixture[str], file: Path, *words: str, code: int = 0) -> Any:

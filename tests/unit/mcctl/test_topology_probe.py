@@ -8,10 +8,10 @@ import pytest
 
 from daemons.core.errors import ConfigError
 from daemons.protocol.request import PathMeasure
-from mcctl.plot_file import check_plot, write_plot
-from mcctl.topology_plot import svg
 from mcctl.topology_probe import ProbedPath, path_warnings
-from mcctl.topology_view import PATH_COLUMNS, matrix_table
+from mcctl.views.plot_file import check_plot, write_plot
+from mcctl.views.topology import PATH_COLUMNS, matrix_table
+from mcctl.views.topology_plot import svg
 
 SHM = PathMeasure(transport="shm", latency_s=9e-6, bytes_per_s=9e9)
 TCP = PathMeasure(

@@ -1,0 +1,291 @@
+"""`mcctl bench serve`: cold and reused TTFT over exact prompt lengths, prefill and decode rates, through the HTTP API.
+
+Cold prompts begin with tokens never sent before, so nothing of them is in the pool; the reused one of a pair has the
+same prefix and another suffix. Every figure is the median over repeats.
+
+Those prompts are random tokens. What is decoded is text: answers to questions about parts of a document, since drafts
+(mc-decode.toml(5), engine.draft_tokens) live on what a text repeats; each answer is decoded with and without them.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.resources import files
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from mcctl.bench.oracle import Oracle
+from mcctl.openai_stream import Answer, Body, OpenAiClient
+from mcctl.traffic import QUESTIONS
+
+Progress = Callable[[str], object]
+
+PREFIXES: Final = (512, 1024, 2048, 4096, 777, 2300, 3001)
+SUFFIXES: Final = (1, 33, 64)
+BATCHES: Final = (1, 4, 8)
+QUICK_PREFIXES: Final = (777, 2048)
+QUICK_SUFFIXES: Final = (64,)
+DECODE_CONTEXT: Final = 512
+DECODE_TOKENS: Final = 64
+_TEXT_CHARS: Final = 2000
+"""Of a document, before a question: about DECODE_CONTEXT tokens."""
+_TEXT_STEP: Final = 700
+_FIRST_TOKEN_ID: Final = 16
+"""Below it are the control tokens of most vocabularies."""
+_CHUNK_TOKENS: Final = 128
+"""Of a reused prompt, computed on average: what the last full block and the grid leave."""
+_SLOWER_TOKENS: Final = 8192
+_STEP_TOKENS: Final = 50
+_ROW_TOKENS: Final = 10
+_SETTLE_S: Final = 0.1
+"""From the end of a request until the pool surely knows its blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlan:
+    """What to measure."""
+
+    model: str
+    vocab_size: int
+    prefixes: tuple[int, ...] = PREFIXES
+    suffixes: tuple[int, ...] = SUFFIXES
+    batches: tuple[int, ...] = BATCHES
+    repeats: int = 3
+    seed: int = field(default_factory=time.time_ns)
+
+
+class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair of lengths. `overhead_s`: of the reused TTFT, all that is not model compute."""
+
+    prefix_tokens: int
+    suffix_tokens: int
+    ttft_cold_s: float
+    ttft_reused_s: float
+    ratio: float
+    overhead_s: float
+    overhead_share: float
+    overhead_cold_s: float
+    compute_cold_s: float
+    compute_reused_s: float
+    load_s: float
+    load_wait_s: float
+    reused_tokens: int
+
+
+class ServeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--output json` prints; fields are only ever added."""
+
+    model: str
+    dtype: str
+    repeats: int
+    rows: list[ServeRow]
+    prefill_tok_s: dict[str, float]
+    """By prompt length: prompt tokens per second of model compute, nothing reused."""
+    decode_tok_s: dict[str, float]
+    """By batch size: tokens of all sequences together, while all of them run, as served."""
+    decode_plain_tok_s: dict[str, float]
+    """The same of the same prompts without drafts."""
+    decode_tokens_a_step: dict[str, float]
+    """As served: tokens of a sequence for each step of decode. 1: no draft was right; 0: the cluster does not say."""
+    gb_moved: float
+    oracle: dict[str, dict[str, float]] | None = None
+    """The same two by plain transformers on the same host, each measured right after ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """One batch of one size."""
+
+    tok_s: float
+    plain_tok_s: float
+    tokens_a_step: float
+
+
+@dataclass(slots=True)
+class ServeBench:
+    """Runs a plan; `moved_bytes` adds up over all requests."""
+
+    client: OpenAiClient
+    plan: ServePlan
+    progress: Progress = lambda _: None
+    oracle: Oracle | None = None
+    moved_bytes: int = 0
+    _random: random.Random = field(init=False)
+    _prefill_rates: dict[str, list[float]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.plan.seed)
+
+    def run(self, dtype: str) -> ServeResult:
+        # The first request pays for what is made on first use; the second says how fast this machine is.
+        self._first_tokens([self._tokens(128)] * 2)
+        (probe,) = self._first_tokens([self._tokens(DECODE_CONTEXT)])
+        tok_s = probe.prompt_tokens / max(probe.ttft_s, 1e-6)
+        self.progress(f"this takes {about(estimate_s(self.plan, tok_s))}")
+        rows = list(self._rows())
+        decode = {str(batch): list(self._decoded(batch)) for batch in self.plan.batches}
+
+        def medians(of: Callable[[_Decoded], float]) -> dict[str, float]:
+            return {batch: median(map(of, each)) for batch, each in decode.items()}
+
+        return ServeResult(
+            model=self.plan.model,
+            dtype=dtype,
+            repeats=self.plan.repeats,
+            rows=rows,
+            prefill_tok_s={length: median(rates) for length, rates in self._prefill_rates.items()},
+            decode_tok_s=medians(lambda each: each.tok_s),
+            decode_plain_tok_s=medians(lambda each: each.plain_tok_s),
+            decode_tokens_a_step=medians(lambda each: each.tokens_a_step),
+            gb_moved=self.moved_bytes / 1e9,
+            oracle=None if self.oracle is None else self.oracle.rates(),
+        )
+
+    def _rows(self) -> Iterator[ServeRow]:
+        pairs = [(p, s) for p in self.plan.prefixes for s in self.plan.suffixes]
+        for number, (prefix, suffix) in enumerate(pairs, 1):
+            measured = []
+            for repeat in range(1, self.plan.repeats + 1):
+                self.progress(
+                    f"{number}/{len(pairs)}: prefix {prefix}, suffix {suffix}, repeat {repeat}"
+                )
+                shared = self._tokens(prefix)
+                prompts = [shared + self._tokens(suffix) for _ in range(2)]
+                cold, reused = self._first_tokens(prompts)
+                measured.append((cold, reused))
+                rate = cold.prompt_tokens / max(_compute_s(cold), 1e-9)
+                self._prefill_rates.setdefault(str(prefix), []).append(rate)
+                if self.oracle is not None and suffix == self.plan.suffixes[0]:
+                    self.oracle.prefill(prefix)
+            yield _row(prefix, suffix, measured)
+
+    def _first_tokens(self, prompts: list[list[int]] | list[str]) -> list[Answer]:
+        answers = []
+        for prompt in prompts:
+            answers.append(self._complete(prompt, max_tokens=1))
+            time.sleep(_SETTLE_S)
+        return answers
+
+    def _decoded(self, batch: int) -> Iterator[_Decoded]:
+        """Prompts are put into the pool first, so that all sequences start nearly together."""
+        prompts = [decode_prompt(number) for number in range(batch)]
+        for repeat in range(1, self.plan.repeats + 1):
+            self.progress(f"decode, batch {batch}, repeat {repeat}")
+            self._first_tokens(prompts)
+            drafted, plain = (self._together(prompts, drafts=drafts) for drafts in (True, False))
+            yield _Decoded(
+                joint_rate(drafted),
+                joint_rate(plain),
+                tokens_a_step([answer for _, answer in drafted]),
+            )
+            if self.oracle is not None:
+                self.oracle.decode(batch)
+
+    def _together(self, prompts: list[str], *, drafts: bool) -> list[tuple[float, Answer]]:
+        def timed(prompt: str) -> tuple[float, Answer]:
+            started_s = time.perf_counter()
+            return started_s, self._complete(prompt, max_tokens=DECODE_TOKENS, drafts=drafts)
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(timed, prompts))
+
+    def _complete(self, prompt: list[int] | str, *, max_tokens: int, drafts: bool = True) -> Answer:
+        body: Body = {
+            "model": self.plan.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        if not drafts:
+            body["drafts"] = False
+        answer = self.client.complete(body)
+        self.moved_bytes += answer.mooncake.loaded_bytes + answer.mooncake.pulled_bytes
+        return answer
+
+    def _tokens(self, count: int) -> list[int]:
+        ids = range(_FIRST_TOKEN_ID, self.plan.vocab_size)
+        return self._random.choices(ids, k=count)
+
+
+def estimate_s(plan: ServePlan, tok_s: float) -> float:
+    """How long a plan takes where a prompt is computed at `tok_s`; longer prompts are a little slower a token."""
+    pairs = [(prefix, suffix) for prefix in plan.prefixes for suffix in plan.suffixes]
+    cold_tokens = sum((prefix + suffix) * (1 + prefix / _SLOWER_TOKENS) for prefix, suffix in pairs)
+    reused_tokens = sum(_CHUNK_TOKENS + suffix for _, suffix in pairs)
+    decode_tokens = sum(plan.batches) * DECODE_CONTEXT
+    # A decode step costs about what so many tokens of a prompt do: reading all weights, then a little a row.
+    step_tokens = (
+        sum(_STEP_TOKENS + _ROW_TOKENS * batch for batch in plan.batches) * DECODE_TOKENS * 2
+    )
+    settle_s = (2 * len(pairs) + sum(plan.batches)) * _SETTLE_S
+    computed = cold_tokens + reused_tokens + decode_tokens + step_tokens
+    return plan.repeats * (computed / tok_s + settle_s)
+
+
+def decode_prompt(number: int) -> str:
+    """A part of a document, and a question about it; another one for each number."""
+    document = files("mcctl").joinpath("quickstart_document.txt").read_text(encoding="utf-8")
+    start = number * _TEXT_STEP % (len(document) - _TEXT_CHARS)
+    question = QUESTIONS[number % len(QUESTIONS)]
+    return f"{document[start : start + _TEXT_CHARS]}\n\nQuestion: {question}\nAnswer:"
+
+
+def tokens_a_step(answers: list[Answer]) -> float:
+    """The first token of each is prefill's."""
+    steps = sum(answer.mooncake.timing.get("decode_steps", 0) for answer in answers)
+    return sum(answer.completion_tokens - 1 for answer in answers) / steps if steps else 0.0
+
+
+def about(seconds: float) -> str:
+    """As coarse as it is known."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    return f"about {round(seconds / 60)} min"
+
+
+def joint_rate(timed: list[tuple[float, Answer]]) -> float:
+    """Tokens per second of all sequences, from when the last one began until the first one ended.
+
+    A piece of text may hold more than one token, so pieces are weighed by tokens per piece of their answer.
+    """
+    begin_s = max(offset + answer.piece_times_s[0] for offset, answer in timed)
+    end_s = min(offset + answer.piece_times_s[-1] for offset, answer in timed)
+    if end_s <= begin_s:
+        return 0.0
+    tokens = 0.0
+    for offset, answer in timed:
+        inside = sum(begin_s < offset + piece_s <= end_s for piece_s in answer.piece_times_s)
+        tokens += inside * answer.completion_tokens / len(answer.piece_times_s)
+    return tokens / (end_s - begin_s)
+
+
+def _row(prefix: int, suffix: int, measured: list[tuple[Answer, Answer]]) -> ServeRow:
+    cold = [pair[0] for pair in measured]
+    reused = [pair[1] for pair in measured]
+    ttft_cold_s = median(answer.ttft_s for answer in cold)
+    ttft_reused_s = median(answer.ttft_s for answer in reused)
+    overhead_s = median(answer.ttft_s - _compute_s(answer) for answer in reused)
+    return ServeRow(
+        prefix_tokens=prefix,
+        suffix_tokens=suffix,
+        ttft_cold_s=ttft_cold_s,
+        ttft_reused_s=ttft_reused_s,
+        ratio=ttft_cold_s / ttft_reused_s,
+        overhead_s=overhead_s,
+        overhead_share=overhead_s / ttft_reused_s,
+        overhead_cold_s=median(answer.ttft_s - _compute_s(answer) for answer in cold),
+        compute_cold_s=median(_compute_s(answer) for answer in cold),
+        compute_reused_s=median(_compute_s(answer) for answer in reused),
+        load_s=median(answer.mooncake.timing.get("load_s", 0.0) for answer in reused),
+        load_wait_s=median(answer.mooncake.timing.get("load_wait_s", 0.0) for answer in reused),
+        reused_tokens=min(answer.cached_tokens for answer in reused),
+    )
+
+
+def _compute_s(answer: Answer) -> float:
+    return answer.mooncake.timing.get("compute_s", 0.0)

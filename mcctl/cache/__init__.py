@@ -1,0 +1,1 @@
+"""What `mcctl cache` does: objects, archives, pins, replicas, prompts. The verbs are in commands/cache.py."""

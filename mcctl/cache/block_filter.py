@@ -1,0 +1,36 @@
+"""The flags that say which blocks a verb of `mcctl cache` means."""
+
+from typing import Annotated
+
+import typer
+
+from daemons.core.ids import NodeId
+from daemons.protocol.block import BlockFilter
+from mcctl.cache.pins import hex_digits
+
+Model = Annotated[str | None, typer.Option(help="Only blocks of this model.")]
+Tenant = Annotated[str | None, typer.Option(help="Only blocks of this tenant.")]
+OlderThan = Annotated[
+    float | None, typer.Option(min=0, help="Only blocks sealed more than so many seconds ago.")
+]
+HashPrefix = Annotated[
+    str | None, typer.Option(help="Only hashes that begin with these hex digits.")
+]
+Node = Annotated[str | None, typer.Option(help="Only blocks with a replica on this node.")]
+
+
+def block_filter(
+    model: str | None,
+    tenant: str | None,
+    older_than_s: float | None,
+    hash_prefix: str | None,
+    node: str | None,
+) -> BlockFilter:
+    """Raises BadParameter for what is no hash."""
+    return BlockFilter(
+        model=model,
+        tenant=tenant,
+        older_than_s=older_than_s,
+        hash_prefix=None if hash_prefix is None else hex_digits(hash_prefix),
+        node=None if node is None else NodeId(node),
+    )

@@ -1,0 +1,1 @@
+"""Results as tables and pictures that are larger than a line of their verb."""
