@@ -39,3 +39,10 @@ def test_top_level_holds_only_the_agreed_folders(checkout: Path) -> None:
         if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(".egg-info")
     }
     assert folders - {"build", "dist"} == {"mcctl", "daemons", "systemd", "configs", "tests", "man"}
+
+
+def test_no_link_makes_a_walk_through_the_checkout_endless(checkout: Path) -> None:
+    """Builds of the package follow links to folders: one to a folder above goes round for ever."""
+    tops = ("mcctl", "daemons", "systemd", "configs", "tests", "man")
+    links = [path for top in tops for path in (checkout / top).rglob("*") if path.is_symlink()]
+    assert not [link for link in links if link.is_dir()]

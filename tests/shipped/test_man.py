@@ -38,19 +38,6 @@ def test_cross_references_exist(page: Path) -> None:
         assert f"{name}.{section}" in ours, f"{page.name}: {name}({section})"
 
 
-@pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
-def test_man_finds_the_pages_of_a_checkout_by_name(checkout: Path) -> None:
-    names = [page.name.rpartition(".")[0] for page in PAGES]
-    done = subprocess.run(
-        ["man", "-M", str(checkout / "man"), "-w", *names],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert {Path(line).name for line in done.stdout.split()} == {page.name for page in PAGES}
-
-
 def test_mcctl_page_has_every_verb_and_flag(checkout: Path) -> None:
     text = (checkout / "man" / "mcctl.1").read_text()
     group: typing.Any = typer.main.get_command(main.app)
