@@ -17,7 +17,8 @@ from daemons.protocol.block import BlockFilter
 from daemons.protocol.event import BlocksMoved, ReadEvents
 from daemons.protocol.messages import decode_event
 from daemons.protocol.name_hash import name_key
-from mcctl import Store, recover_store
+from mcctl import Store
+from mcctl.bench import recover_store
 from mcctl.exit_codes import BY_FAMILY
 from mcctl.main import main
 
