@@ -40,6 +40,8 @@ class SlotCopy:
                     break
                 self._copy(layer)
                 with self._changed:
+                    if self._is_over:
+                        break  # what was given up stays given up
                     self._layers_done = layer + 1
                     self._changed.notify_all()
         except Exception:
@@ -83,6 +85,7 @@ class SlotCopier:
     def __init__(self, post: Callable[..., object]) -> None:
         """`post`: how a worker calls something on the loop."""
         self._post = post
+        self._under_way: set[SlotCopy] = set()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
     def start(self, copy: SlotCopy, on_end: Callable[[], object]) -> None:
@@ -90,9 +93,14 @@ class SlotCopier:
 
         def run() -> None:
             copy.run()
+            self._under_way.discard(copy)
             self._post(on_end)
 
+        self._under_way.add(copy)
         self._worker.submit(run)
 
     def close(self) -> None:
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        """Whoever waits for a copy that has not begun hears that it is none."""
+        for copy in list(self._under_way):
+            copy.cancel()
+        self._worker.shutdown(wait=True)

@@ -107,7 +107,7 @@ state_dir = "{self.directory / "state"}"
                 stderr=log,
                 cwd=Path(__file__).parents[2],
             )
-        deadline_s = time.monotonic() + 40
+        deadline_s = time.monotonic() + 15
         while time.monotonic() < deadline_s:
             assert self.process.poll() is None, self.log()
             try:

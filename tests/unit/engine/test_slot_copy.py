@@ -1,5 +1,6 @@
 """A prefix is the same bytes in another slot, whatever the sizes of both; a copy that was given up is none."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,3 +47,48 @@ def test_a_copy_that_was_given_up_is_no_prefix() -> None:
     copy.run()
     assert not copy.wait_layer(0)
     assert copy.has_failed
+
+
+def test_a_copy_given_up_in_its_last_layer_does_not_become_whole() -> None:
+    _, source, target = arena()
+    halves = 0
+
+    def half(*_place: object) -> np.ndarray:
+        nonlocal halves
+        halves += 1
+        if halves == 4 * GEOMETRY.num_layers:
+            copy.cancel()
+        return np.zeros(1, np.uint8)
+
+    copy = SlotCopy(SimpleNamespace(half=half, geometry=GEOMETRY), source, target, 192)
+    copy.run()
+    assert halves == 4 * GEOMETRY.num_layers
+    assert copy.has_failed
+    assert not copy.wait_layer(GEOMETRY.num_layers - 1)
+
+
+def test_who_waits_for_a_copy_that_never_began_hears_of_the_end() -> None:
+    _, source, target = arena()
+    may_go, has_begun = threading.Event(), threading.Event()
+
+    def half(*_place: object) -> np.ndarray:
+        has_begun.set()
+        may_go.wait(20)
+        return np.zeros(1, np.uint8)
+
+    instance = SimpleNamespace(half=half, geometry=GEOMETRY)
+    first, second = (SlotCopy(instance, source, target, 192) for _ in range(2))
+    posted: list[object] = []
+    copier = SlotCopier(posted.append)
+    copier.start(first, lambda: None)
+    copier.start(second, lambda: None)
+    assert has_begun.wait(20)
+    heard: list[bool] = []
+    waiting = threading.Thread(target=lambda: heard.append(second.wait_layer(0)), daemon=True)
+    waiting.start()
+    closing = threading.Thread(target=copier.close, daemon=True)
+    closing.start()
+    waiting.join(20)
+    may_go.set()
+    closing.join(20)
+    assert (heard, len(posted)) == ([False], 2)
