@@ -8,19 +8,19 @@ TYPE_CHECKING = (
 if TYPE_CHECKING:
     from typing import Any
 
-    from daemons.client.async_objects import AsyncStore as AsyncStore
     from daemons.client.cluster import ClusterClient as ClusterClient
-    from daemons.client.objects import Store as Store
+    from daemons.client.objects.async_store import AsyncStore as AsyncStore
+    from daemons.client.objects.store import Store as Store
     from daemons.transfer import TransferEngine as TransferEngine
     from mcctl.cluster.plan import ClusterOptions as ClusterOptions
     from mcctl.cluster.processes import LocalCluster as LocalCluster
 
 _HOMES = {
-    "AsyncStore": "daemons.client.async_objects",
+    "AsyncStore": "daemons.client.objects.async_store",
     "ClusterClient": "daemons.client.cluster",
     "ClusterOptions": "mcctl.cluster.plan",
     "LocalCluster": "mcctl.cluster.processes",
-    "Store": "daemons.client.objects",
+    "Store": "daemons.client.objects.store",
     "TransferEngine": "daemons.transfer",
 }
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from daemons.client.objects import Store
+from daemons.client.objects.store import Store
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import new_epoch
 from daemons.transfer import TransferEngine

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from daemons.client.objects import Store
+from daemons.client.objects.store import Store
 from daemons.client.round_trip import bare_round_trips
 from daemons.core.errors import Unavailable
 from daemons.core.units import KIB, MIB

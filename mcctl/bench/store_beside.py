@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from daemons.client.objects import Store
+from daemons.client.objects.store import Store
 from daemons.core.errors import McError
 from daemons.core.units import KIB, MIB
 from daemons.transfer import TransferEngine

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from daemons.client.objects import Store
+from daemons.client.objects.store import Store
 from daemons.core.units import MIB
 
 Rows = NDArray[np.uint8]

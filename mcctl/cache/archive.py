@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from daemons.client.objects import Kind, ObjectStat, Store, ValueType
+from daemons.client.objects.store import Kind, ObjectStat, Store, ValueType
 from daemons.core.errors import ConfigError, Conflict, McError, TransferError, Unavailable
 from daemons.core.units import MIB, format_count
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import typer
 
-from daemons.client.objects import ObjectStat, Store, ValueType
+from daemons.client.objects.store import ObjectStat, Store, ValueType
 from daemons.core.errors import ConfigError, Exhausted, NotFound, Rejected, Unavailable
 from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.objects import ListedName, NamespaceStat

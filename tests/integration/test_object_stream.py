@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from daemons.client.object_format import FOOTER_BYTES, PIECE_BYTES, Footer, pack_footer
-from daemons.client.object_stream import Arriving, receive
+from daemons.client.objects.format import FOOTER_BYTES, PIECE_BYTES, Footer, pack_footer
+from daemons.client.objects.stream import Arriving, receive
 from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockLocation

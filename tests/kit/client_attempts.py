@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from daemons.client.identity import open_client_identity
-from daemons.client.object_format import (
+from daemons.client.objects.format import (
     PIECE_BYTES,
     Footer,
     ValueType,
@@ -20,9 +20,9 @@ from daemons.client.object_format import (
     object_meta,
     pack_footer,
 )
-from daemons.client.objects import Store
-from daemons.client.sessions import Sessions
-from daemons.client.steps import ask_master, ask_nodes
+from daemons.client.objects.sessions import Sessions
+from daemons.client.objects.steps import ask_master, ask_nodes
+from daemons.client.objects.store import Store
 from daemons.core.errors import McError
 from daemons.core.ids import NodeId, new_put_id, new_stage_id
 from daemons.core.units import MIB

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from daemons.client.objects import Store
+from daemons.client.objects.store import Store
 from daemons.core.errors import McError
 from soak.blocks import BlockClient
 from soak.clients import Client, name_of

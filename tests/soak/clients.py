@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from daemons.client.objects import Store
+from daemons.client.objects.store import Store
 from daemons.core.errors import Conflict, McError
 from soak.model import NameModel, value_of
 

@@ -12,7 +12,7 @@ from kit.pool import short_directory
 from kit.replicated_pool import ReplicatedPool
 
 from daemons.client.cluster import ClusterClient
-from daemons.client.objects import Store
+from daemons.client.objects.store import Store
 from daemons.core.errors import NotFound
 from daemons.core.ids import NodeId
 from daemons.protocol.block import BlockFilter

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from daemons.client.object_format import FOOTER_BYTES, PIECE_BYTES, object_meta
-from daemons.client.object_source import PutMemory, SourceMemory
+from daemons.client.objects.format import FOOTER_BYTES, PIECE_BYTES, object_meta
+from daemons.client.objects.source import PutMemory, SourceMemory
 from daemons.core.units import MIB
 from daemons.mc_cachenode.pull import PullTask, is_intact, pull
 from daemons.mc_cachenode.pull_near import pull_near

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from daemons.client.identity import open_client_identity
-from daemons.client.object_fetch import ObjectFetch
-from daemons.client.object_format import packed_text
-from daemons.client.object_lookup import ObjectLookup
-from daemons.client.object_reader import ObjectReader
-from daemons.client.object_source import SourceMemory
-from daemons.client.object_verbs import Name, ObjectVerbs
-from daemons.client.sessions import Sessions
+from daemons.client.objects.fetch import ObjectFetch
+from daemons.client.objects.format import packed_text
+from daemons.client.objects.lookup import ObjectLookup
+from daemons.client.objects.reader import ObjectReader
+from daemons.client.objects.sessions import Sessions
+from daemons.client.objects.source import SourceMemory
+from daemons.client.objects.verbs import Name, ObjectVerbs
 from daemons.core.errors import McError, Rejected
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import TransferEngine, as_bytes

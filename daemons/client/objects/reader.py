@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from daemons.client.object_format import FOOTER_BYTES, Footer, parse_footer
-from daemons.client.object_stream import Arriving, receive, trailer_of
+from daemons.client.objects.format import FOOTER_BYTES, Footer, parse_footer
+from daemons.client.objects.stream import Arriving, receive, trailer_of
 from daemons.core.errors import Unavailable
 from daemons.core.units import KIB
 from daemons.protocol.block import BlockLocation

@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from daemons.client.node_health import PATIENT_S, NodeHealth
-from daemons.client.object_cache import Found
-from daemons.client.object_format import (
+from daemons.client.objects.cache import Found
+from daemons.client.objects.format import (
     PIECE_BYTES,
     Footer,
     ValueType,
@@ -22,11 +22,11 @@ from daemons.client.object_format import (
     pack_manifest,
     parse_manifest,
 )
-from daemons.client.object_lookup import ObjectLookup
-from daemons.client.object_parts import Item
-from daemons.client.object_reader import ObjectReader, Place
-from daemons.client.object_together import FAILOVER_BYTES_PER_S, FAILOVER_S, Together
-from daemons.client.steps import Steps, work
+from daemons.client.objects.lookup import ObjectLookup
+from daemons.client.objects.parts import Item
+from daemons.client.objects.reader import ObjectReader, Place
+from daemons.client.objects.steps import Steps, work
+from daemons.client.objects.together import FAILOVER_BYTES_PER_S, FAILOVER_S, Together
 from daemons.core.errors import McError, Rejected, TransferError, Unavailable
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockLocation

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from daemons.client.object_format import ValueType
+from daemons.client.objects.format import ValueType
 from daemons.core.errors import Rejected, TransferError
 from daemons.transfer import ByteArray, as_bytes
 

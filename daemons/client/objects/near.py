@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from daemons.client.object_format import FOOTER_BYTES, Footer, parse_footer
+from daemons.client.objects.format import FOOTER_BYTES, Footer, parse_footer
 from daemons.protocol.block import BlockLocation
 from daemons.store.seal import BadSeal, parse_trailer
 from daemons.transfer import ByteArray, TransferEngine

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from daemons.client.object_format import FOOTER_BYTES, PIECE_BYTES, Footer, parse_footer
+from daemons.client.objects.format import FOOTER_BYTES, PIECE_BYTES, Footer, parse_footer
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import Grant
 from daemons.store.seal import BadSeal, Trailer, parse_trailer

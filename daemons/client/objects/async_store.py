@@ -8,14 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from daemons.client.async_sessions import AsyncSessions
 from daemons.client.default_master import default_key_file, default_master
-from daemons.client.object_client import ClientOptions, ObjectClient
-from daemons.client.object_format import ValueType, as_name, packed_text, type_of
-from daemons.client.object_values import as_array, targets_of
-from daemons.client.object_verbs import Name, ObjectStat, Wish
-from daemons.client.objects import as_sizes, as_values, one, refuse_range
-from daemons.client.steps import Result, Steps
+from daemons.client.objects.async_sessions import AsyncSessions
+from daemons.client.objects.client import ClientOptions, ObjectClient
+from daemons.client.objects.format import ValueType, as_name, packed_text, type_of
+from daemons.client.objects.steps import Result, Steps
+from daemons.client.objects.store import as_sizes, as_values, one, refuse_range
+from daemons.client.objects.values import as_array, targets_of
+from daemons.client.objects.verbs import Name, ObjectStat, Wish
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.address import address_of

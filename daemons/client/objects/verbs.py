@@ -5,16 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from daemons.client.object_cache import Found
-from daemons.client.object_fetch import ObjectFetch, Value
-from daemons.client.object_format import Kind, ValueType, as_name, type_of
-from daemons.client.object_lookup import ObjectLookup
-from daemons.client.object_parts import Item
-from daemons.client.object_sealed import await_sealed
-from daemons.client.object_source import SourceMemory
-from daemons.client.object_values import on_host
-from daemons.client.object_writer import ObjectPut
-from daemons.client.steps import (
+from daemons.client.objects.await_sealed import await_sealed
+from daemons.client.objects.cache import Found
+from daemons.client.objects.fetch import ObjectFetch, Value
+from daemons.client.objects.format import Kind, ValueType, as_name, type_of
+from daemons.client.objects.lookup import ObjectLookup
+from daemons.client.objects.parts import Item
+from daemons.client.objects.source import SourceMemory
+from daemons.client.objects.steps import (
     Pause,
     ReplyType,
     Steps,
@@ -22,6 +20,8 @@ from daemons.client.steps import (
     ask_patiently,
     work,
 )
+from daemons.client.objects.values import on_host
+from daemons.client.objects.writer import ObjectPut
 from daemons.core.errors import McError, NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.core.units import MIB

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from daemons.client.channel_pool import ChannelPool
-from daemons.client.sessions import Sessions
-from daemons.client.steps import AskMaster, AskNodes, Pause, Result, Step, Steps, Work
+from daemons.client.objects.sessions import Sessions
+from daemons.client.objects.steps import AskMaster, AskNodes, Pause, Result, Step, Steps, Work
 from daemons.core.errors import McError, Rejected
 from daemons.protocol.base import Message
 from daemons.protocol.messages import Reply

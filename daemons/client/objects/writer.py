@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from daemons.client.object_parts import Item, Part, PartMaker
-from daemons.client.object_source import SourceMemory
-from daemons.client.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently, work
+from daemons.client.objects.parts import Item, Part, PartMaker
+from daemons.client.objects.source import SourceMemory
+from daemons.client.objects.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently, work
 from daemons.core.errors import (
     Conflict,
     Exhausted,

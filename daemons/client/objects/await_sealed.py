@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from daemons.client.object_parts import Item
-from daemons.client.steps import Steps, ask_patiently
+from daemons.client.objects.parts import Item
+from daemons.client.objects.steps import Steps, ask_patiently
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.protocol.replication import MAX_AWAITED, AwaitReplicas, AwaitReplicasReply

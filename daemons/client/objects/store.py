@@ -12,13 +12,13 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from daemons.client.default_master import default_key_file, default_master
-from daemons.client.object_client import ClientOptions, ObjectClient
-from daemons.client.object_fetch import Value
-from daemons.client.object_format import Kind, ValueType, as_name, packed_text, type_of
-from daemons.client.object_reader import value_of
-from daemons.client.object_values import as_array, targets_of
-from daemons.client.object_verbs import Name, ObjectStat, Wish
-from daemons.client.steps import Result, Steps
+from daemons.client.objects.client import ClientOptions, ObjectClient
+from daemons.client.objects.fetch import Value
+from daemons.client.objects.format import Kind, ValueType, as_name, packed_text, type_of
+from daemons.client.objects.reader import value_of
+from daemons.client.objects.steps import Result, Steps
+from daemons.client.objects.values import as_array, targets_of
+from daemons.client.objects.verbs import Name, ObjectStat, Wish
 from daemons.core.errors import McError, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.address import address_of

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from daemons.client.object_reader import Place
+from daemons.client.objects.reader import Place
 
 _MAX_NAMES: Final = 65_536
 _REPORT_S: Final = 1.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from daemons.client.channel_pool import ChannelPool
-from daemons.client.steps import AskMaster, AskNodes, Result, Steps, Work
+from daemons.client.objects.steps import AskMaster, AskNodes, Result, Steps, Work
 from daemons.core.errors import McError, Unavailable
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message

@@ -2,8 +2,8 @@
 
 import inspect
 
-from daemons.client.async_objects import AsyncStore
-from daemons.client.objects import Store
+from daemons.client.objects.async_store import AsyncStore
+from daemons.client.objects.store import Store
 
 UNAWAITED = {"register", "deregister"}
 """They ask nobody."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemons.client.object_format import (
+from daemons.client.objects.format import (
     FOOTER_BYTES,
     Footer,
     ValueType,

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from daemons.client.node_health import PATIENT_S, NodeHealth
-from daemons.client.object_batch import read_near
-from daemons.client.object_cache import Found
-from daemons.client.object_format import FOOTER_BYTES, Footer
-from daemons.client.object_stream import Arriving, receive
+from daemons.client.objects.cache import Found
+from daemons.client.objects.format import FOOTER_BYTES, Footer
+from daemons.client.objects.near import read_near
+from daemons.client.objects.stream import Arriving, receive
 from daemons.core.errors import McError, Unavailable
 from daemons.core.units import MIB
 from daemons.store.seal import BadSeal

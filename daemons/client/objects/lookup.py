@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from daemons.client.node_health import suspicion
-from daemons.client.object_cache import Found, ObjectCache
-from daemons.client.object_format import Footer
-from daemons.client.object_reader import Place
-from daemons.client.sessions import Sessions
-from daemons.client.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently
+from daemons.client.objects.cache import Found, ObjectCache
+from daemons.client.objects.format import Footer
+from daemons.client.objects.reader import Place
+from daemons.client.objects.sessions import Sessions
+from daemons.client.objects.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash, new_stage_id
 from daemons.protocol.base import Ok

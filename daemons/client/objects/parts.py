@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from daemons.client.object_format import (
+from daemons.client.objects.format import (
     FOOTER_BYTES,
     PIECE_BYTES,
     Footer,
@@ -16,7 +16,7 @@ from daemons.client.object_format import (
     pack_footer,
     pack_manifest,
 )
-from daemons.client.object_source import PutMemory, SourceMemory
+from daemons.client.objects.source import PutMemory, SourceMemory
 from daemons.core.errors import McError
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockLocation, PutBlock

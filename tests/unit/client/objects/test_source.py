@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemons.client import object_source
-from daemons.client.object_source import SourceMemory
+from daemons.client.objects import source as object_source
+from daemons.client.objects.source import SourceMemory
 from daemons.core.errors import NotFound
 from daemons.core.units import MIB
 from daemons.protocol.segment import RegionRef
