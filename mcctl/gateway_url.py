@@ -4,11 +4,10 @@ from collections.abc import Iterable
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound
-from daemons.protocol.address import address_of
+from daemons.protocol.address import address_of, is_wildcard
 from daemons.protocol.node import ListedNode
 from mcctl.settings import Settings
 
-_EVERYWHERE = ("0.0.0.0", "[::]", "::")
 _HERE = ("127.", "localhost", "[::1]")
 
 
@@ -45,7 +44,9 @@ def choose_gateway(nodes: Iterable[ListedNode], master: str) -> str:
         )
     chosen = reachable[0]
     host, url = _host(chosen.control), chosen.control
-    return url.replace(f"//{host}:", f"//{chosen.host}:", 1) if host in _EVERYWHERE else url
+    return (
+        url.replace(f"//{host}:", f"//{chosen.host}:", 1) if is_wildcard(host.strip("[]")) else url
+    )
 
 
 def _host(url: str) -> str:

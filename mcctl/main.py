@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final
 import typer
 import typer.core
 
-from daemons.config.forms import is_endpoint
-from daemons.core.errors import Exhausted, McError, Unavailable
+from daemons.config.forms import is_endpoint, show
+from daemons.core.errors import ConfigError, Exhausted, McError, Unavailable
 from daemons.protocol.address import is_public_key
 from mcctl import exit_codes, interrupts, output_schema, render, watching
 from mcctl.render import complain, note
@@ -278,6 +278,17 @@ def _let_watch(leaf: Any, options: list[Any]) -> None:
 
 
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_NO_SUCH_FILE: Final = (
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
+"""Of a path that was named: to be put right by whoever named it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -345,6 +356,9 @@ def _unforeseen(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
         complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
         return exit_codes.exit_code(Exhausted(""))
+    if isinstance(error, OSError) and error.errno in _NO_SUCH_FILE and error.filename is not None:
+        complain(f"cannot use {show(os.fsdecode(error.filename))}: {error.strerror}")
+        return exit_codes.exit_code(ConfigError(""))
     complain(f"this is a bug: {type(error).__name__}: {error}; --verbose shows where")
     return exit_codes.BUG
 

@@ -38,7 +38,7 @@ def runtime_dir() -> Path:
     else:
         path = Path(tempfile.gettempdir()) / f"mooncake-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
-    status = path.stat()
+    status = path.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ConfigError(
             f"{path} is not private to this user; remove it or set XDG_RUNTIME_DIR to a directory of yours"

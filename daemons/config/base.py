@@ -13,6 +13,8 @@ from daemons.core.errors import ConfigError
 NO_TOML: Final = (ValueError, RecursionError)
 """What tomli raises: also for a number of too many digits, and for what nests too deep."""
 
+MAX_FILE_BYTES: Final = 8 << 20
+
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 """Of a path such as transfer.transports[0]."""
 
@@ -56,7 +58,11 @@ def load_config(
 
 def _read(path: Path, advice: str) -> dict[str, Any]:
     try:
-        return tomli.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: longer than {MAX_FILE_BYTES} bytes; it is no config")
+        return tomli.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; {advice}") from None
     except (OSError, UnicodeDecodeError) as error:

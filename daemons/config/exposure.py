@@ -12,6 +12,9 @@ _SECRET = (
     "mcctl keys generate makes a key for `security.key_file`, "
     "openssl rand -hex 32 a secret for `transfer.secret_file`"
 )
+_TENANTS = (
+    "mcctl tenant add and mcctl tenant key make tenants and their API keys for `tenants.file`"
+)
 _UNLESS = "or start it with --insecure, where everyone who reaches the address may do everything"
 
 
@@ -34,13 +37,16 @@ def refuse_exposed(config: Section) -> None:
 
 
 def exposed(config: Section) -> Iterator[Exposed]:
-    """All of them. Those of HTTP are not: tenants are its business."""
+    """All of them. Those where only metrics are read are not."""
     security = getattr(config, "security", None)
     if security is not None and not security.key_file:
         for key in ("listen", "events"):
             address = getattr(getattr(config, "node", None), key, "")
             if address and not is_loopback(address):
                 yield Exposed(f"node.{key}", address, _KEYS)
+    http, tenants = getattr(config, "http", None), getattr(config, "tenants", None)
+    if http is not None and not is_loopback(http.host) and not (tenants and tenants.file):
+        yield Exposed("http.host", http.host, _TENANTS)
     transfer = getattr(config, "transfer", None)
     has_port = transfer is not None and {"tcp", "rdma"} & set(transfer.transports)
     is_guarded = bool(transfer and transfer.secret_file) or bool(security and security.key_file)

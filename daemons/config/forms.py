@@ -15,16 +15,19 @@ import msgspec
 
 from daemons.core.errors import ConfigError
 from daemons.core.units import parse_size
-from daemons.protocol.address import is_public_key
+from daemons.protocol.address import is_public_key, is_wildcard
 
 MAX_PORT: Final = 65_535
 _MAX_SHOWN: Final = 80
 _YEAR_S: Final = 365 * 86_400
-_TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\*|\d{1,5})")
+_TCP: Final = re.compile(
+    r"tcp://(\*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+):(\*|\d{1,5})"
+)
 _IPC: Final = re.compile(r"ipc://\S+")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
-_HOST_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
-_WILDCARDS: Final = ("*", "0.0.0.0", "::", "0:0:0:0:0:0:0:0")  # refused, not bound
+_HOST_PORT: Final = re.compile(
+    r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+):(\d{1,5})"
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DEVICE: Final = re.compile(r"cpu|cuda(:\d{1,3})?")
 
@@ -55,11 +58,11 @@ def is_endpoint(text: str) -> bool:
 def _is_told(text: str) -> bool:
     """A listen address that peers are told, so it must name one host."""
     tcp = _TCP.fullmatch(text)
-    return _is_listen(text) and (tcp is None or tcp[1].strip("[]") not in _WILDCARDS)
+    return _is_listen(text) and (tcp is None or not is_wildcard(tcp[1].strip("[]")))
 
 
 def _is_own(text: str) -> bool:
-    return _HOST.fullmatch(text) is not None and text not in _WILDCARDS
+    return _HOST.fullmatch(text) is not None and not is_wildcard(text)
 
 
 def is_host_port(text: str) -> bool:

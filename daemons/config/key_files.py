@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from daemons.config.base import Section, load_config
+from daemons.config.base import MAX_FILE_BYTES, Section, load_config
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId, PublicKey
 from daemons.protocol.key import AllowedKey, KeyRole
@@ -24,7 +24,6 @@ Hex32 = Annotated[str, msgspec.Meta(extra={"form": "key"})]
 NodeName = Annotated[str, msgspec.Meta(extra={"form": "name"})]
 
 MAX_NAMESPACE_BYTES: Final = 256
-_MAX_BYTES: Final = 8 << 20
 
 
 class KeyFile(Section, frozen=True, kw_only=True):
@@ -116,11 +115,16 @@ def read_key_list(path: Path, *, may_be_missing: bool = False) -> KeyList:
     """Raises ConfigError."""
     if may_be_missing and not path.exists():
         return KeyList()
+    check_file(path)
+    return load_config(path, KeyList, advice="nobody has a key yet; mcctl keys authorize writes it")
+
+
+def check_file(path: Path) -> None:
+    """Of one that a daemon reads while it serves: a pipe would hold it up, a device has no end. Raises ConfigError."""
     with contextlib.suppress(OSError):
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            raise ConfigError(f"{path} is no file of at most {_MAX_BYTES} bytes")
-    return load_config(path, KeyList, advice="nobody has a key yet; mcctl keys authorize writes it")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is no file of at most {MAX_FILE_BYTES} bytes")
 
 
 def key_text(key: KeyFile) -> str:
@@ -166,11 +170,21 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).replace(path)
+            _sync(path.parent)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _sync(directory: Path) -> None:
+    """A key that was revoked stays so, whenever the power fails."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -56,12 +56,14 @@ class TenantsSection(Section, frozen=True, kw_only=True):
 
     file: str = ""
     """What mcctl tenant writes: tenants, their limits, hashes of their keys, prices. Read again when it changes; the
-    same on all gateways. Empty: everybody may."""
+    same on all gateways. Empty: everybody may, which is refused where other hosts reach http.host, unless --insecure.
+    """
     usage_dir: str = ""
     """Directory of usage-DAY.jsonl, a line for each answer; of this gateway alone. Empty for $STATE_DIRECTORY, else
     the directory of the file."""
     open_metrics: bool = False
-    """Show /metrics, which names tenants, to other hosts too. Without tenants it is shown to all."""
+    """Show /metrics, which names tenants, to other hosts too. Without tenants it is shown to all. A proxy on this host
+    that does not say for whom it asks, by Forwarded or X-Forwarded-For, must keep /metrics and /status to itself."""
 
 
 class GatewayConfig(Section, frozen=True, kw_only=True):

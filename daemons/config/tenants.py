@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from daemons.config.base import Section, load_config
-from daemons.config.key_files import NodeName, tables_text
+from daemons.config.key_files import NodeName, check_file, tables_text
 
 Limit = Annotated[int, msgspec.Meta(ge=0)]
 Price = Annotated[float, msgspec.Meta(ge=0)]
@@ -84,6 +84,7 @@ class TenantFile(Section, frozen=True, kw_only=True):
 
 def read_tenants(path: Path) -> TenantFile:
     """Raises ConfigError."""
+    check_file(path)
     return load_config(path, TenantFile, advice="mcctl tenant add makes it")
 
 

@@ -125,6 +125,7 @@ class GatewayApp:
             slots=self._slots,
         )
         routes, sampling = self._status_page(bridge, catalog)
+        jobs = [*sampling, *map(asyncio.ensure_future, self._front.jobs())]
         self.loop.call_soon_threadsafe(self._start_polling, catalog)
         self._server = _Server(
             uvicorn.Config(
@@ -145,7 +146,7 @@ class GatewayApp:
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
-            for task in sampling:
+            for task in jobs:
                 task.cancel()
             preparer.close()
 

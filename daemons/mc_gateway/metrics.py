@@ -31,7 +31,10 @@ class GatewayMetrics:
             "tokens", "Tokens by tenant: prompt (cached ones included), cached, completion.", "kind"
         )
         self.tenant_cost = self._by_tenant("cost", "By the price table of the tenant file.")
-        self.usage_lost = self._gauge("usage_lost", "Lines of usage that could not be written.")
+        self.usage_lost = self._gauge("usage_lost", "Lines of usage that were given up.")
+        self.usage_waiting = self._gauge(
+            "usage_waiting", "Lines of usage that wait for room on the disk."
+        )
         self.ttft_s = Histogram(
             "mc_gateway_ttft_seconds",
             "Arrival of a request to its first token.",

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 CHECK_S: Final = 0.2
 """How long a change of the file may go unseen."""
 _SCHEME: Final = "bearer "
+_FORWARDING: Final = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class TenantBook:
             limiter = self._limiters.get(tenant.name)
             if limiter is None:
                 limiter = Limiter(tenant, now_s=self._clock())
-                limiter.count_before(day, self._usage.used_before(tenant.name))
+                limiter.count_before(day, self._usage.used(tenant.name, day))
             limiter.change(tenant)
             limiters[tenant.name] = limiter
         self._limiters = limiters
@@ -105,9 +106,10 @@ def refused(refusal: Refusal) -> ApiError:
 
 
 def may_read_metrics(scope: Scope, *, is_open: bool) -> bool:
-    """One tenant must not read another's figures; a scraper on this host may."""
+    """One tenant must not read another's figures; a scraper on this host may, a proxy for somebody else may not."""
     client = scope.get("client")
-    return is_open or (client is not None and is_loopback(client[0]))
+    is_passed_on = any(name in _FORWARDING for name, _ in scope.get("headers", ()))
+    return is_open or (client is not None and is_loopback(client[0]) and not is_passed_on)
 
 
 def _unknown(why: str) -> ApiError:

@@ -1,10 +1,14 @@
-"""What each tenant used, appended to a file for each day. A line that cannot be written is counted, not waited for."""
+"""What each tenant used, appended to a file for each day. A line that cannot be written now waits for room, up to a
+bound; nobody's answer does.
+"""
 
+import asyncio
 import logging
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from daemons.config.usage import UsageLine, day_of, encode_line, read_usage, usage_file
 from daemons.core.errors import ConfigError
@@ -12,6 +16,10 @@ from daemons.core.errors import ConfigError
 log = logging.getLogger(__name__)
 
 WallClock = Callable[[], float]
+
+MAX_WAITING: Final = 65_536
+"""Lines, some 300 bytes each; beyond it the oldest are lost."""
+RETRY_S: Final = 5.0
 
 
 class UsageLog:
@@ -21,42 +29,106 @@ class UsageLog:
         self.wall = wall
         self.num_lost = 0
         self._directory = directory
-        self._day = ""
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        """Day and line; the oldest first."""
+        self._is_failing = False
+        self._path: Path | None = None
         self._descriptor = -1
-        self._used_before: Counter[str] = Counter()
-        for line in read_usage(usage_file(directory, day_of(wall()))):
-            self._used_before[line.tenant] += line.prompt_tokens + line.completion_tokens
+        self._is_torn = False
+        """What was written last has no end: the next line must not be its continuation."""
+        self._today = day_of(wall())
+        self._used_today: Counter[str] = Counter()
+        for line in read_usage(usage_file(directory, self._today)):
+            self._count(line)
         try:
-            self._open(day_of(wall()))
+            self._open(self._today)
         except OSError as error:
             raise ConfigError(
                 f"`tenants.usage_dir`: cannot write in {directory}: {error.strerror}"
             ) from None
 
-    def used_before(self, tenant: str) -> int:
-        """Tokens of today that earlier lives of this gateway wrote down."""
-        return self._used_before[tenant]
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def used(self, tenant: str, day: str) -> int:
+        """Tokens of answers that have ended, those of earlier lives of this gateway too; 0 for any day but today."""
+        return self._used_today[tenant] if day == self._today else 0
 
     def append(self, line: UsageLine) -> None:
-        data = encode_line(line) + b"\n"
+        day = day_of(self.wall())
+        if day != self._today:
+            self._today, self._used_today = day, Counter()
+        self._count(line)
+        if len(self._waiting) == MAX_WAITING:
+            self._waiting.popleft()
+            self.num_lost += 1
+        self._waiting.append((day, encode_line(line) + b"\n"))
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, as far as there is room."""
         try:
-            self._open(day_of(self.wall()))
-            is_whole = os.write(self._descriptor, data) == len(data)
+            while self._waiting:
+                self._write(*self._waiting[0])
+                self._waiting.popleft()
         except OSError as error:
-            is_whole = False
-            if not self.num_lost:
-                log.error("usage is lost why=%s", error.strerror)  # noqa: TRY400 - a full disk is no bug
-        self.num_lost += not is_whole
+            if not self._is_failing:
+                log.error("usage waits for room in=%s why=%s", self._directory, error.strerror)  # noqa: TRY400 - a full disk is no bug
+            self._is_failing = True
+            return
+        if self._is_failing:
+            log.info("usage is written again in=%s lost=%d", self._directory, self.num_lost)
+        self._is_failing = False
+
+    async def run_forever(self) -> None:
+        """Where nothing more comes, what waits is written all the same."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            self.flush()
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self.flush()
+        if self._waiting:
+            log.error("usage is lost lines=%d in=%s", len(self._waiting), self._directory)
+        self._close_file()
+
+    def _count(self, line: UsageLine) -> None:
+        self._used_today[line.tenant] += line.prompt_tokens + line.completion_tokens
+
+    def _write(self, day: str, data: bytes) -> None:
+        """Raises OSError, also where only a part of it went out."""
+        self._open(day)
+        whole = b"\n" + data if self._is_torn else data
+        num_written = os.write(self._descriptor, whole)
+        self._is_torn = whole[num_written - 1 : num_written] != b"\n"
+        if num_written < len(whole):
+            num_written += os.write(self._descriptor, whole[num_written:])  # says why
+            self._is_torn = num_written < len(whole)
+        if self._is_torn:
+            raise OSError(0, "only a part of a line was written")
 
     def _open(self, day: str) -> None:
-        if day == self._day and self._descriptor >= 0:
+        """That day's file; a new one where somebody has moved it away."""
+        path = usage_file(self._directory, day)
+        if path == self._path and _is_at(self._descriptor, path):
             return
-        self.close()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(usage_file(self._directory, day), flags, 0o640)
-        self._day = day
+        self._close_file()
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        self._descriptor, self._path = os.open(path, flags, 0o640), path
+        size = os.fstat(self._descriptor).st_size
+        self._is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def _close_file(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._path = -1, None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    if descriptor < 0:
+        return False
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,10 @@ class Front:
     def shows_metrics(self, scope: Scope) -> bool:
         return self.book is None or may_read_metrics(scope, is_open=self.has_open_metrics)
 
+    def jobs(self) -> list[Coroutine[None, None, None]]:
+        """What goes on beside requests."""
+        return [] if self.usage is None else [self.usage.run_forever()]
+
     def close(self) -> None:
         if self.usage is not None:
             self.usage.close()
@@ -62,6 +66,8 @@ def open_front(config: GatewayConfig, metrics: GatewayMetrics) -> Front:
     given = section.usage_dir or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     usage = UsageLog(Path(given) if given else path.parent, time.time)
     book = TenantBook(path, usage, monotonic)
+    metrics.usage_lost.set_function(lambda: usage.num_lost)
+    metrics.usage_waiting.set_function(lambda: usage.num_waiting)
     return Front(config.node.id, book, usage, metrics, monotonic, section.open_metrics)
 
 
@@ -119,7 +125,6 @@ class TenantVisit(Visit):
         if not used:
             return
         self._usage.append(line)
-        metrics.usage_lost.set(self._usage.num_lost)
         metrics.tenant_cost.labels(self.tenant).inc(line.cost)
         for kind in ("prompt", "cached", "completion"):
             tokens = getattr(line, f"{kind}_tokens")

@@ -45,9 +45,20 @@ def is_loopback(address: str) -> bool:
     host = host.strip("[]").partition("%")[0]
     if host == "localhost":
         return True
+    found = _ip(host)
+    return found is not None and found.is_loopback
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it stands for all addresses of a host, in whichever spelling."""
+    found = _ip(host)
+    return host in ("*", "0") or (found is not None and found.is_unspecified)
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         found = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    return mapped or found

@@ -36,6 +36,17 @@ def check_size(value: str) -> str:
     return value
 
 
+def check_beginning(value: str | None) -> str | None:
+    """Callback of a flag that names things by how they begin: an empty one, as of a variable that is not set, means
+    all of them, and is no slip that may pass.
+    """
+    if value == "":
+        raise typer.BadParameter(
+            "an empty beginning is that of everything; leave the flag out for all"
+        )
+    return value
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Before what cannot be undone. Raises Rejected where nobody can be asked."""
     if yes:

@@ -1,5 +1,6 @@
 """mcctl keys: who may connect to a cluster's daemons. Works on files; the master reads its list again by itself."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -22,11 +23,11 @@ from daemons.config.key_files import (
     read_key_list,
     write_whole,
 )
-from daemons.core.errors import ConfigError, Conflict, NotFound, Rejected
+from daemons.core.errors import ConfigError, Conflict, McError, NotFound, Rejected
 from daemons.core.ids import NodeId
 from daemons.protocol.key import KEY_ROLES, KeyRole
 from mcctl import paths, render
-from mcctl.commands import confirm, new_app
+from mcctl.commands import check_beginning, confirm, new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -124,7 +125,12 @@ def generate(
         raise typer.BadParameter(f"--namespace: {error}") from None
     written = _write(folder, made)
     if let_in:
-        _change(folder / _LIST, lambda keys: KeyList(key=[*keys.key, _listed(made)]))
+        try:
+            _change(folder / _LIST, lambda keys: KeyList(key=[*keys.key, _listed(made)]))
+        except McError:
+            for path in (written.key_file, written.public_file):
+                Path(path).unlink(missing_ok=True)
+            raise
     _show_written(context, written)
 
 
@@ -170,7 +176,10 @@ def revoke(
     context: typer.Context,
     node: Node,
     key: Annotated[
-        str | None, typer.Option(help="Only the key that begins like this.", metavar="HEX")
+        str | None,
+        typer.Option(
+            help="Only the key that begins like this.", metavar="HEX", callback=check_beginning
+        ),
     ] = None,
     directory: Directory = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -214,8 +223,14 @@ def rotate(context: typer.Context, node: Node, directory: Directory = None) -> N
     folder = _folder(context, directory)
     old = read_key_file(folder / _KEYS / f"{node}.key")
     made = new_key(NodeId(old.node), old.role, old.namespaces)
-    fresh = _write(folder, made)
+    # On the list first: whatever fails after that, the file that is there opens as before.
     _change(folder / _LIST, lambda keys: KeyList(key=[*keys.key, _listed(made)]))
+    try:
+        fresh = _write(folder, made)
+    except McError:
+        with contextlib.suppress(McError):
+            _change(folder / _LIST, lambda keys: _without(keys, made.public))
+        raise
     _show_written(context, fresh)
     render.note(
         f"install {fresh.key_file}, restart {node}, then: mcctl keys revoke {node} --key {old.public[:16]}"
@@ -234,7 +249,7 @@ def _folder(context: typer.Context, given: Path | None) -> Path:
 
 
 def _write(folder: Path, key: KeyFile) -> WrittenKey:
-    """The public one last, so that no list has a key that nobody holds."""
+    """Both or none."""
     keys = folder / _KEYS
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -242,8 +257,18 @@ def _write(folder: Path, key: KeyFile) -> WrittenKey:
     except OSError as error:
         raise ConfigError(f"cannot make {keys}: {error.strerror}; see --directory") from None
     secret, public = keys / f"{key.node}.key", keys / f"{key.node}.pub"
-    write_whole(secret, key_text(key))
-    write_whole(public, key_text(msgspec.structs.replace(key, secret="")), mode=0o644)
+    texts = {public: key_text(msgspec.structs.replace(key, secret="")), secret: key_text(key)}
+    drafts = {path: path.with_name(f".{path.name}.new") for path in texts}
+    try:
+        for path, text in texts.items():
+            write_whole(drafts[path], text, mode=0o600 if path is secret else 0o644)
+        for path, draft in drafts.items():
+            draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename2 or secret}: {error.strerror}") from None
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
     return WrittenKey(
         node=key.node,
         role=key.role,
@@ -259,6 +284,10 @@ def _change(file: Path, change: Callable[[KeyList], KeyList]) -> KeyList:
         write_whole(file, key_list_text(keys), mode=0o644)
     render.note(f"written to {file}")
     return keys
+
+
+def _without(keys: KeyList, public: str) -> KeyList:
+    return KeyList(key=[key for key in keys.key if key.public != public])
 
 
 def _listed(key: KeyFile) -> ListedKey:

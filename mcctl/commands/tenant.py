@@ -27,7 +27,7 @@ from daemons.config.tenants import (
 from daemons.core.errors import ConfigError, Conflict, NotFound
 from daemons.protocol.tenant import PoolUsage
 from mcctl import paths, render
-from mcctl.commands import confirm, new_app
+from mcctl.commands import check_beginning, confirm, new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -149,8 +149,6 @@ def quota(
     Example: mcctl tenant quota acme --max-requests 8 --tokens-per-day 2000000
     Example: mcctl tenant quota acme --pool-bytes 4GiB
     """
-    if pool_bytes is not None:
-        tenant_pool.set_quota(settings_of(context), name, pool_bytes)
     given = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
@@ -159,11 +157,16 @@ def quota(
     }
     changes = {limit: value for limit, value in given.items() if value is not None}
     if pool_bytes is not None and not changes:
+        tenant_pool.set_quota(settings_of(context), name, pool_bytes)
         tenant_pool.show(settings_of(context), name)
         return
 
     def put(tenants: TenantFile) -> TenantFile:
         _known(tenants, name)
+        if (
+            pool_bytes is not None
+        ):  # before the file: a master that does not answer leaves both as they were
+            tenant_pool.set_quota(settings_of(context), name, pool_bytes)
         return msgspec.structs.replace(
             tenants,
             tenant=[
@@ -182,7 +185,11 @@ def key(
     name: Name,
     revoke: Annotated[
         str | None,
-        typer.Option(help="End the key that begins like this instead.", metavar="ID"),
+        typer.Option(
+            help="End the key that begins like this instead.",
+            metavar="ID",
+            callback=check_beginning,
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     file: File = None,
@@ -236,6 +243,9 @@ def usage(
     \b
     Example: mcctl tenant usage acme --days 30
     """
+    for directory in directories or ():
+        if not directory.is_dir():
+            raise ConfigError(f"--usage-dir {directory}: no such directory; see tenants.usage_dir")
     found = used(directories or usage_directories(_where(context, file)), days, name)
     settings = settings_of(context)
     pool = tenant_pool.by_tenant(settings)

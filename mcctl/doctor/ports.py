@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from daemons.protocol.address import is_wildcard
 from mcctl.doctor.finding import Finding
 
 _LISTENING: Final = "0A"
-_WILDCARDS: Final = ("0.0.0.0", "::", "*")  # compared, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +150,4 @@ def _listening_inodes(port: int) -> Iterator[str]:
 
 
 def _overlap(one: str, other: str) -> bool:
-    return one == other or one in _WILDCARDS or other in _WILDCARDS
+    return one == other or is_wildcard(one) or is_wildcard(other)

@@ -31,7 +31,7 @@ def usage_directories(tenants_file: Path) -> list[Path]:
 
 
 def used(directories: Iterable[Path], days: int, tenant: str | None) -> list[TenantUsage]:
-    """By tenant and model, sorted; of one tenant, or of all."""
+    """By tenant and model, sorted; of one tenant, or of all. A directory counts once, however often it is named."""
     rows: dict[tuple[str, str], TenantUsage] = {}
     for line in _lines(directories, days):
         if tenant in (None, line.tenant):
@@ -48,6 +48,6 @@ def used(directories: Iterable[Path], days: int, tenant: str | None) -> list[Ten
 
 def _lines(directories: Iterable[Path], days: int) -> Iterator[UsageLine]:
     now_s = time.time()
-    for directory in directories:
+    for directory in dict.fromkeys(each.resolve() for each in directories):
         for back in range(days):
             yield from read_usage(usage_file(directory, day_of(now_s - back * _DAY_S)))

@@ -215,6 +215,15 @@ def test_metrics_that_name_tenants_are_for_this_host(
     assert may_read_metrics({"type": "http", "client": client}, is_open=is_open) is is_shown
 
 
+@pytest.mark.parametrize(
+    "header", ["Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP"]
+)
+def test_a_proxy_on_this_host_shows_them_to_nobody_else(bench: Bench, header: str) -> None:
+    for path in ("/metrics", "/status", "/status/data.json"):
+        assert bench.http.get(path, headers={header: "10.0.0.9"}).status_code == 403
+    assert bench.http.get("/metrics").status_code == 200
+
+
 def test_quotas_hold_over_a_restart(tmp_path: Path, desk: Desk) -> None:
     key = desk.tenant("acme", "--tokens-per-day", "100")
     tenants = TenantsSection(file=str(desk.file))

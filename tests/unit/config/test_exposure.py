@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from daemons.config.base import load_config
+from daemons.config.base import Section, load_config
 from daemons.config.exposure import exposed, refuse_exposed
 from daemons.config.mc_cachenode import CachenodeConfig
+from daemons.config.mc_decode import DecodeConfig
+from daemons.config.mc_gateway import GatewayConfig
 from daemons.config.mc_master import MasterConfig
+from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import ConfigError
+from daemons.protocol.address import is_wildcard
 from mcctl.main import main
 
 KEYS = ["security.key_file=/k", f"security.master_key={'ab' * 32}"]
@@ -36,6 +40,55 @@ def test_a_secret_guards_a_nodes_data_and_keys_guard_all_of_it() -> None:
     names = [found.key for found in exposed(load_config(None, CachenodeConfig, guarded))]
     assert names == ["node.listen"]
     refuse_exposed(load_config(None, CachenodeConfig, [*values, *KEYS]))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "10.0.0.1",
+        "0.0.0.0",
+        "::",
+        "::0",
+        "::ffff:10.0.0.1",
+        "fe80::1%eth0",
+        "eth0",
+        "cache-1",
+        "127.0.0.1.evil.com",
+    ],
+)
+def test_whatever_is_not_of_this_host_alone_needs_keys_at_each_daemon(host: str) -> None:
+    at = f"tcp://[{host}]:7" if ":" in host else f"tcp://{host}:7"
+    model = "model.path=/m"
+    starts: list[tuple[type[Section], list[str], str]] = [
+        (MasterConfig, [f"node.listen={at}"], "node.listen"),
+        (MasterConfig, [f"node.events={at}"], "node.events"),
+        (GatewayConfig, [f"http.host={host}", "models.m=/m"], "http.host"),
+    ]
+    if not is_wildcard(host):  # refused as such
+        for daemon in (CachenodeConfig, PrefillConfig, DecodeConfig):
+            with_model = [] if daemon is CachenodeConfig else [model]
+            starts += [
+                (daemon, [f"node.listen={at}", *with_model], "node.listen"),
+                (daemon, [f"transfer.host={host}", *with_model], "transfer.host"),
+                (daemon, [f'transfer.more_hosts=["{host}"]', *with_model], "transfer.host"),
+            ]
+    for config_type, values, key in starts:
+        with pytest.raises(ConfigError, match=rf"`{key}`: other hosts reach .*--insecure"):
+            refuse_exposed(load_config(None, config_type, values))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "::ffff:127.0.0.1"])
+def test_loopback_needs_none_in_any_spelling(host: str) -> None:
+    at = f"tcp://[{host}]:7" if ":" in host else f"tcp://{host}:7"
+    refuse_exposed(load_config(None, MasterConfig, [f"node.listen={at}", f"node.events={at}"]))
+    refuse_exposed(load_config(None, GatewayConfig, [f"http.host={host}", "models.m=/m"]))
+
+
+def test_a_gateway_that_others_reach_needs_tenants() -> None:
+    values = ["http.host=0.0.0.0", "models.m=/m"]
+    with pytest.raises(ConfigError, match=r"`http\.host`.*mcctl tenant"):
+        refuse_exposed(load_config(None, GatewayConfig, values))
+    refuse_exposed(load_config(None, GatewayConfig, [*values, "tenants.file=/t.toml"]))
 
 
 def test_a_key_without_a_master_key_is_half_a_config() -> None:

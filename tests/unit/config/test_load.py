@@ -156,7 +156,12 @@ def test_wrong_engine_values_are_said_before_a_model_is_loaded(override: str) ->
     assert f"`{override.partition('=')[0]}`" in caught.value.message
 
 
-@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_a_file_without_an_end_is_said_and_not_read_for_ever() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: longer than"):
+        load_config(Path("/dev/zero"), MasterConfig)
+
+
+@pytest.mark.parametrize("host", ["*", "0", "0.0.0.0", "[::]", "[::0]", "[::ffff:0.0.0.0]"])
 def test_an_address_that_peers_are_told_is_no_wildcard(host: str) -> None:
     with pytest.raises(ConfigError, match=r"node\.listen.*peers reach"):
         load_config(None, CachenodeConfig, [f"node.listen=tcp://{host}:7710"])

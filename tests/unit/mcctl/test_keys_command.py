@@ -49,6 +49,51 @@ def test_a_key_is_not_overwritten(capsys: pytest.CaptureFixture[str], folder: st
     assert read_key_file(Path(first["key_file"])).public == first["public"]
 
 
+@pytest.mark.parametrize(
+    "words", [["rotate", "c1"], ["generate", "c2", "--role", "admin", "--authorize"]]
+)
+def test_a_list_that_cannot_be_written_leaves_every_key_as_it_was(
+    capsys: pytest.CaptureFixture[str], folder: str, words: list[str]
+) -> None:
+    run(capsys, "generate", "c1", "--role", "cachenode", "--authorize", "--directory", folder)
+    before = contents(folder)
+    with locked(Path(folder) / "authorized.toml"):
+        run(capsys, *words, "--directory", folder, code=6)
+    assert contents(folder) == before
+
+
+def test_a_key_that_cannot_be_written_changes_nothing(
+    capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    run(capsys, "generate", "c1", "--role", "cachenode", "--authorize", "--directory", folder)
+    public = Path(folder) / "keys" / "c1.pub"
+    public.unlink()
+    public.mkdir()
+    secret, listed = (
+        public.with_suffix(".key").read_text(),
+        read_key_list(Path(folder) / "authorized.toml"),
+    )
+    run(capsys, "rotate", "c1", "--directory", folder, code=78)
+    assert public.with_suffix(".key").read_text() == secret
+    assert read_key_list(Path(folder) / "authorized.toml") == listed
+    assert {path.name for path in public.parent.iterdir()} == {"c1.key", "c1.pub"}
+
+
+def test_an_empty_beginning_is_not_every_key(
+    capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    run(capsys, "generate", "c1", "--role", "cachenode", "--authorize", "--directory", folder)
+    run(capsys, "revoke", "c1", "--key", "", "--yes", "--directory", folder, code=2)
+    assert len(read_key_list(Path(folder) / "authorized.toml").allowed()) == 1
+
+
+def contents(folder: str) -> dict[str, str]:
+    found = sorted(
+        path for path in Path(folder).rglob("*") if path.suffix in (".key", ".pub", ".toml")
+    )
+    return {str(path): path.read_text() for path in found}
+
+
 def test_authorize_revoke_and_back(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     made = run(capsys, "generate", "c1", "--role", "cachenode", "--directory", folder)
     run(capsys, "authorize", made["public_file"], "--directory", folder)

@@ -118,6 +118,7 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["status", "--endpoint", "host:7700"],
         ["request", "send", "--prompt", "x", "--url", "host:8000"],
         ["cluster", "up", "--kv-memory", "12XB"],
+        ["keys", "revoke", "a", "--key", "", "--yes"],
         ["cluster", "up", "--dtype", "int8"],
         ["quickstart", "--dtype", "int8"],
     ],
@@ -126,6 +127,24 @@ def test_usage_is_one_line_and_2(arguments: list[str], capsys: pytest.CaptureFix
     assert main(arguments) == exit_codes.USAGE
     err = capsys.readouterr().err
     assert err.startswith("mcctl: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["node", "list", "--config", "x" * 5000],
+        ["topology", "discover", "--sysfs", "x" * 5000],
+        ["topology", "discover", "--override", "x" * 5000],
+        ["keys", "list", "--directory", "x" * 5000],
+    ],
+)
+def test_a_path_that_no_file_can_have_is_one_line_and_78(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 78
+    err = capsys.readouterr().err
+    assert "name too long" in err
     assert len(err.splitlines()) == 1
 
 

@@ -117,9 +117,42 @@ def test_usage_adds_up_over_gateways_and_passes_over_torn_lines(
         path = usage_file(tmp_path / name, day_of(time.time()))
         path.write_bytes(encode_line(line) + b'\n{"time": "cut\n' + encode_line(line) + b"\n")
         words += ["--usage-dir", str(tmp_path / name)]
+    words += [
+        "--usage-dir",
+        str(tmp_path / "one"),
+        "--usage-dir",
+        str(tmp_path / "two" / ".." / "one"),
+    ]
     (row,) = run(capsys, file, "usage", *words)["usage"]
     assert (row["requests"], row["prompt_tokens"], row["cost"]) == (4, 40, 2.0)
     assert run(capsys, file, "usage", "other", *words)["usage"] == []
+    run(capsys, file, "usage", "--usage-dir", str(tmp_path / "none"), code=78)
+
+
+def test_a_quota_that_the_master_does_not_take_leaves_the_file_as_it_was(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    run(capsys, file, "add", "acme")
+    nobody = ("--pool-bytes", "4GiB", "--endpoint", "tcp://127.0.0.1:1", "--timeout", "0.1")
+    run(capsys, file, "quota", "acme", "--max-requests", "3", *nobody, code=7)
+    assert read_tenants(file).tenant[0].max_requests == 0
+    run(capsys, file, "quota", "other", "--max-requests", "3", *nobody, code=3)
+
+
+def test_an_empty_beginning_is_not_every_key_of_a_tenant(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    run(capsys, file, "add", "acme")
+    run(capsys, file, "key", "acme")
+    run(capsys, file, "key", "acme", "--revoke", "", "--yes", code=2)
+    assert not read_tenants(file).key[0].revoked
+
+
+def test_a_tenant_file_that_is_none_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match="is no file of at most"):
+            read_tenants(path)
 
 
 @pytest.mark.parametrize(
