@@ -1,11 +1,9 @@
 """Tells the master what was sealed and freed in each tier, batched; everything again when a master starts from nothing.
 
-One report is in flight at a time, and is of one tier; the lower tier comes first, so what moves down is never reported
-as gone before it is reported as there. A report whose reply was lost is sent again unchanged, which the master ignores
-if it had it. What waits is bounded by what the tiers hold: names, not events.
+A report is of one tier; the lower tier comes first, so what moves down is never reported as gone before it is reported
+as there. What waits is bounded by what the tiers hold: names, not events.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.mc_cachenode.pins import NodePins
 from daemons.protocol.block import (
@@ -22,23 +19,17 @@ from daemons.protocol.block import (
     Tier,
     Tombstone,
 )
-from daemons.protocol.messages import Reply
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.pin import Pin
 from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.segment import SegmentDescription
 from daemons.rpc import Loop
 from daemons.service.master_link import MasterLink
-
-log = logging.getLogger(__name__)
+from daemons.service.report_stream import ReportStream
 
 MAX_BLOCKS = 2000
 """Per report: a hundred of them announce the largest segment, and none delays the loop for long."""
 
-_RETRY_S = 0.2
-_REFUSED_RETRY_S = (1.0, 60.0)
-"""After the first refusal, and at most; each one doubles it."""
-_TIMEOUT_S = 2.0
 _MAX_PENDING_FREED = 100_000
 """Without a master frees are forgotten beyond this: the next one gets a whole announcement anyway."""
 
@@ -117,25 +108,17 @@ class Reporter:
         interval_s: float,
         obey: Callable[[ReportReply], object],
     ) -> None:
-        self._loop = loop
         self._pending = {each.tier: _Pending(each) for each in tiers}
         """The fastest tier first."""
         self._first = next(iter(self._pending))
         self._name = name
-        self._interval_s = interval_s
         self._obey = obey
         self._link: MasterLink | None = None
         self._dead: dict[BlockHash, DeadName] = {}
         self._refused_puts = 0
         self._is_first = False
         """Whether the next report begins an announcement."""
-        self._sequence = 0
-        self._life = 0
-        """Counts announcements: a reply to a report of an earlier one means nothing."""
-        self._in_flight: Report | None = None
-        self._is_scheduled = False
-        self._num_refusals = 0
-        """In a row."""
+        self._stream = ReportStream(loop, interval_s, self)
         self.pins = NodePins()
         """Told to a master that did not make them."""
         self.segments: Callable[[], list[SegmentDescription]] = list
@@ -147,51 +130,63 @@ class Reporter:
     @property
     def is_idle(self) -> bool:
         """Nothing to tell, nothing unanswered."""
-        return not (self._in_flight or self._dead or any(self._pending.values()))
+        return not (self._stream.is_unanswered or self._dead or any(self._pending.values()))
 
     def attach(self, link: MasterLink) -> None:
         self._link = link
+        self._stream.attach(link)
 
     def sealed(self, block_hash: BlockHash, tier: Tier = "dram") -> None:
         self._pending[tier].sealed[block_hash] = None
-        self._schedule()
+        self._stream.schedule()
 
     def freed(self, block_hash: BlockHash, tier: Tier = "dram", *, is_bad: bool = False) -> None:
         pending = self._pending[tier]
         pending.sealed.pop(block_hash, None)
         if len(pending.freed) < _MAX_PENDING_FREED:
             pending.freed[block_hash] = is_bad
-        self._schedule()
+        self._stream.schedule()
 
     def dead(self, names: Iterable[DeadName]) -> None:
         """Logged here; the master waits for it, or may not know."""
         for name in names:
             self._dead[name.key] = name
         if self._dead:
-            self._schedule()
+            self._stream.schedule()
 
     def changed_segments(self) -> None:
         """Some were mounted or unmounted: told with the next report, and so before any block in them."""
         self._tells_segments = True
         self._pending[self._first].is_unknown = True
-        self._schedule()
+        self._stream.schedule()
 
     def refused(self, num_puts: int) -> None:
         self._refused_puts += num_puts
-        self._schedule()
+        self._stream.schedule()
 
     def refresh(self) -> None:
         """Tell how full tiers are where that changed without a block coming or going."""
         for pending in self._pending.values():
             if pending.source.usage() != pending.told:
                 pending.is_unknown = True
-                self._schedule()
+                self._stream.schedule()
 
     def announce(self) -> None:
         """Start again from nothing: a master that is new, or that lost count of us."""
-        self._life += 1
-        self._sequence = 0
-        self._in_flight = None
+        self._stream.announce()
+
+    # -- what the stream asks --------------------------------------------------------------------------------------
+
+    def has_news(self) -> bool:
+        """Whether the master is not told of something yet."""
+        return bool(self._refused_puts or self._dead or any(self._pending.values()))
+
+    def is_announcing(self) -> bool:
+        """Whether blocks that were here when the announcement began are not told yet."""
+        return any(pending.announcing for pending in self._pending.values())
+
+    def restart(self) -> None:
+        """All that any tier holds is news."""
         for pending in self._pending.values():
             pending.restart()
         self._dead = {
@@ -200,23 +195,6 @@ class Reporter:
             for name in pending.source.dead_names()
         }
         self._is_first = self._tells_segments = True
-        self._send()
-
-    def _schedule(self) -> None:
-        if not self._is_scheduled and self._in_flight is None:
-            self._is_scheduled = True
-            self._loop.call_later(self._interval_s, self._flush)
-
-    def _flush(self) -> None:
-        self._is_scheduled = False
-        if self._in_flight is None:
-            self._send()
-
-    def _send(self) -> None:
-        """Without a master nothing is sent; joining one announces everything."""
-        if self._link is not None and self._link.is_joined:
-            self._in_flight = self._build()
-            self._post()
 
     def _next_tier(self) -> Tier:
         """An announcement begins with the first; else the lowest that has something to tell."""
@@ -224,7 +202,8 @@ class Reporter:
             return self._first
         return next((tier for tier in reversed(self._pending) if self._pending[tier]), self._first)
 
-    def _build(self) -> Report:
+    def next_report(self, sequence: int) -> Report:
+        """Of one tier, with what is told beside blocks."""
         tier = self._next_tier()
         pending = self._pending[tier]
         source = pending.source
@@ -235,7 +214,6 @@ class Reporter:
             del self._dead[name.key]
         node, epoch = self._name
         used_bytes, capacity_bytes = pending.told = source.usage()
-        self._sequence += 1
         refused, self._refused_puts = self._refused_puts, 0
         cleared = source.tombstones() if self._is_first else []
         pins = self._news() if self._is_first else []
@@ -244,7 +222,7 @@ class Reporter:
         return Report(
             node=node,
             epoch=epoch,
-            sequence=self._sequence,
+            sequence=sequence,
             sealed=SealedBlocks.pack(source.report(hashes)),
             freed=[block_hash for block_hash, is_bad in gone if not is_bad],
             bad=[block_hash for block_hash, is_bad in gone if is_bad],
@@ -265,55 +243,8 @@ class Reporter:
             return []
         return self.pins.news_for(self._link.incarnation, now_s=time.monotonic())
 
-    def _post(self) -> None:
-        if self._link is None or self._in_flight is None:
-            return
-        life = self._life
-        self._link.ask(
-            self._in_flight,
-            timeout_s=_TIMEOUT_S,
-            on_reply=lambda reply: self._on_reply(life, reply),
-        )
-
-    def _on_reply(self, life: int, reply: Reply | McError) -> None:
-        if life != self._life:
-            return
-        if isinstance(reply, ReportReply):
-            was_about = self._in_flight.tier if self._in_flight is not None else None
-            self._in_flight = None
-            self._num_refusals = 0
-            if reply.announce:
-                log.info("announcing again")
-                self.announce()
-                return
-            if was_about == "dram":
-                self.leased_bytes, self.pinned_bytes = reply.leased_bytes, reply.pinned_bytes
-            self._obey(reply)
-            if any(pending.announcing for pending in self._pending.values()):
-                self._send()
-            elif self._refused_puts or self._dead or any(self._pending.values()):
-                self._schedule()
-            return
-        if isinstance(reply, Unavailable | Exhausted):
-            log.debug("report not heard why=%r", reply)
-            self._loop.call_later(_RETRY_S, self._retry, life)
-        else:
-            self._on_refused(life, reply)
-
-    def _on_refused(self, life: int, why: Reply | McError) -> None:
-        """What was refused once will be again, so it is not repeated: all is announced anew, ever more rarely."""
-        first_s, most_s = _REFUSED_RETRY_S
-        delay_s = min(most_s, first_s * 2 ** min(self._num_refusals, 30))
-        level = logging.DEBUG if self._num_refusals else logging.ERROR
-        self._num_refusals += 1
-        log.log(level, "report refused by the master why=%r again_in_s=%g", why, delay_s)
-        self._loop.call_later(delay_s, self._announce_again, life)
-
-    def _announce_again(self, life: int) -> None:
-        if life == self._life:
-            self.announce()
-
-    def _retry(self, life: int) -> None:
-        """The same report again; a join in the meantime has started over and made it void."""
-        if life == self._life and self._link is not None and self._link.is_joined:
-            self._post()
+    def on_heard(self, report: Report, reply: ReportReply) -> None:
+        """Victims and what is not wanted are for `obey`."""
+        if report.tier == "dram":
+            self.leased_bytes, self.pinned_bytes = reply.leased_bytes, reply.pinned_bytes
+        self._obey(reply)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from daemons.core.clock import ManualClock
-from daemons.core.errors import McError, ProtocolError, Unavailable
+from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.protocol.block import BlockFilter, BlockMeta, FreeBlocks, RememberClear, SealedBlock
 from daemons.protocol.report import Report, ReportReply
@@ -150,16 +150,6 @@ def test_a_master_that_lost_count_hears_all_again(
     bench.answer(ReportReply())
     bench.pass_time(0.01)
     assert bench.told() == [(2, [1, 2], []), (1, [1, 2], []), (2, [3], [])]
-
-
-def test_a_refusal_is_followed_by_another_start_later(bench: Bench) -> None:
-    bench.seal(1)
-    bench.pass_time(0.01)
-    bench.answer(ProtocolError("no such node"))
-    bench.pass_time(29.0)
-    assert bench.told() == [(2, [1], [])]
-    bench.pass_time(2.0)
-    assert bench.told() == [(1, [1], [])]
 
 
 def test_what_was_cleared_is_forgotten_and_told_also_where_it_was_not_held(bench: Bench) -> None:
