@@ -88,9 +88,9 @@ class Handlers:
         self.objects = ObjectHandlers(state, self._keeper)
         self.blocks = BlockHandlers(state, self.membership, self._keeper)
         self._awaiting = Awaiting(state)
-        self.blocks.on_sealed = self._on_sealed
+        self.blocks.reports.on_sealed = self._on_sealed
         self.heat = HeatHandling(state, self.replicating)
-        self.blocks.on_used = self.heat.used
+        self.blocks.lookups.on_used = self.heat.used
         self.requests = RequestHandlers(state, self.membership, self.heat.used)
 
     def reload(self) -> None:

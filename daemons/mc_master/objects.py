@@ -10,6 +10,7 @@ from daemons.config.segment_cut import SLOT_ALIGN, default_slab_bytes
 from daemons.core.errors import ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.core.units import MIB
+from daemons.mc_master.lookups import granted_lease_s
 from daemons.mc_master.name_keeper import NameKeeper
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
@@ -42,7 +43,6 @@ MAX_NAMES: Final = 10_000
 """In one message."""
 MAX_VALUE_BYTES: Final = 1 << 40
 MAX_HOLD_S: Final = 60.0
-MAX_LEASE_S: Final = 3600.0
 _MAX_TARGETS: Final = 16
 _FEW_TARGETS: Final = 3
 _REPORTED_S: Final = 0.1
@@ -218,7 +218,7 @@ class ObjectHandlers:
         state, blocks = self._state, self._state.directory.blocks
         rows = self._rows(message.namespace, message.names)
         states = self._states(message.namespace, message.names, rows)
-        lease_s = min(max(0.0, message.lease_ms / 1000), MAX_LEASE_S)
+        lease_s = granted_lease_s(message.lease_ms)
         hashes = [blocks.hash_of(row) for row in rows if row != NO_ROW]
         located = state.directory.locate(hashes, now_s=state.use_s(), lease_s=lease_s)
         of_known = iter(located.unpack())

@@ -1,0 +1,60 @@
+"""Which blocks a node that fills up is told to free, and what it keeps that may not go."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from daemons.conductor.membership import Member
+from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.state import MasterState
+from daemons.store import listing
+
+MAX_VICTIMS: Final = 4096
+"""Told at once; the rest follows with the next report."""
+_SEARCH_AGAIN_S: Final = 0.1
+_NOTHING: Final = listing.HeldBack(0, 0)
+
+
+class Victims:
+    """Loop thread only."""
+
+    def __init__(self, state: MasterState) -> None:
+        self._state = state
+        self._held_back: dict[NodeId, listing.HeldBack] = {}
+        """Of nodes that are full and have nothing that may go."""
+
+    def held_back(self, node: NodeId) -> listing.HeldBack:
+        """Why the node had no victims when they were chosen last."""
+        return self._held_back.get(node, _NOTHING)
+
+    def of_silent(self) -> Iterator[tuple[Member, list[BlockHash]]]:
+        """Nodes that are full report nothing when all puts are refused: they have to be told unasked."""
+        for member in self._state.membership:
+            if member.state == "alive" and member.node.segments:
+                hashes = self.of(member)
+                if hashes:
+                    yield member, hashes
+
+    def of(self, member: Member) -> list[BlockHash]:
+        """From the high watermark down to the low one; none while leases of an earlier master may still run."""
+        state = self._state
+        pool = state.config.pool
+        if member.used_bytes >= pool.high_watermark * member.capacity_bytes:
+            member.is_evicting = True
+        surplus = member.used_bytes - int(pool.low_watermark * member.capacity_bytes)
+        if surplus <= 0:
+            member.is_evicting = False
+            self._held_back.pop(member.node.node, None)
+        now_s = state.now_s()
+        is_too_young = state.incarnation > 1 and now_s < state.started_s + pool.lease_s
+        if not member.is_evicting or is_too_young or now_s < member.next_eviction_s:
+            return []
+        hashes = state.directory.victims(
+            member.node.node, surplus, now_s=now_s, max_blocks=MAX_VICTIMS
+        )
+        if hashes:
+            self._held_back.pop(member.node.node, None)
+        else:  # nothing may go now: do not search at every report
+            member.next_eviction_s = now_s + _SEARCH_AGAIN_S
+            held = listing.held_back(state.directory, member.node.node, now_s=now_s)
+            self._held_back[member.node.node] = held
+        return hashes
