@@ -66,14 +66,17 @@ def served_models(nodes: Sequence[ListedNode]) -> list[str]:
 def look_at(node: NodeDescription, *, is_local: bool) -> str:
     """The commands that show what became of a daemon."""
     if is_local:
-        return f"mcctl logs {node.node}; to start it again: mcctl cluster down, then up"
-    return f"on {node.host}: mcctl service list {node.role}; mcctl logs {node.role}"
+        return f"mcctl logs {node.node}; to start it again: mcctl cluster restart {node.node}"
+    return (
+        f"on {node.host}: mcctl service list {node.role}; mcctl logs {node.role}; "
+        f"to start it again: mcctl service start {node.role}"
+    )
 
 
 def start_one(role: str, *, is_local: bool) -> str:
     """The commands that bring the cluster an instance of a role that it has none of."""
     if is_local:
-        return f"mcctl logs {role}; to start it again: mcctl cluster down, then up"
+        return f"mcctl logs {role}; to start it again: mcctl cluster restart {role}"
     return f"on a host with an mc-{role}@NAME.toml: mcctl service start {role}; mcctl logs {role}"
 
 

@@ -54,7 +54,7 @@ class Authenticator:
     def __init__(self, loop: Turns, identity: Identity) -> None:
         self._loop = loop
         self.identity = identity
-        self.refusals = RefusalLog(loop.clock)
+        self.refusals = RefusalLog()
         self._socket = loop.context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ENDPOINT)

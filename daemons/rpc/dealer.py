@@ -18,8 +18,9 @@ MONITORED: Final = (
 )
 """What a channel wants to hear of its socket."""
 NO_KEYS: Final = (
-    "asks for keys, and this process has none: set `security.key_file` and `security.master_key` "
-    "(mcctl: --key-file, --master-key)"
+    "asks for keys, and this process has none: `mcctl keys generate NODE --role ROLE --authorize` on the master's host "
+    "makes one; set `security.key_file` and `security.master_key` (mcctl, whose role is admin: --key-file and "
+    "--master-key), see mc-deploy(7), Keys"
 )
 
 

@@ -1,14 +1,11 @@
 """Decides about each message of a server with keys, by the key its connection proved: the list as it is now, not as
 it was at the handshake, so a key that is revoked is cut off between two messages.
-
-Refusals are counted all, and logged up to a bound: whoever knocks must not fill the disk.
 """
 
 import logging
 from collections import OrderedDict
 from typing import Final
 
-from daemons.core.clock import Clock
 from daemons.core.ids import short
 from daemons.protocol.access import refusal
 from daemons.protocol.base import Message
@@ -18,29 +15,17 @@ from daemons.rpc.keys import AllowedList
 log = logging.getLogger(__name__)
 
 _MAX_PEERS: Final = 65_536
-_MAX_LINES: Final = 20
-_WINDOW_S: Final = 10.0
 
 
 class RefusalLog:
-    """At most so many lines in a time, then how many were left out."""
+    """How many were refused, and a line for each: the process's log writes the same one once a minute."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         self.num_refused = 0
-        self._clock = clock
-        self._window_began_s = clock()
-        self._num_lines = 0
 
     def add(self, text: str, *arguments: object) -> None:
         self.num_refused += 1
-        now_s = self._clock()
-        if now_s - self._window_began_s >= _WINDOW_S:
-            if self._num_lines > _MAX_LINES:
-                log.warning("refused more, not logged count=%d", self._num_lines - _MAX_LINES)
-            self._window_began_s, self._num_lines = now_s, 0
-        self._num_lines += 1
-        if self._num_lines <= _MAX_LINES:
-            log.warning(text, *arguments)
+        log.warning(text, *arguments)
 
 
 class Gate:

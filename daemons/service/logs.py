@@ -2,8 +2,9 @@
 
 import logging
 import os
-import sys
 from typing import Literal
+
+from daemons.service.bounded_log import BoundedHandler
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
@@ -27,7 +28,7 @@ class _Formatter(logging.Formatter):
 
 
 def set_up_logging(node: str, level: Literal["debug", "info", "warning", "error"]) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BoundedHandler()
     handler.setFormatter(_Formatter(node, "JOURNAL_STREAM" in os.environ))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("httpx", "httpcore", "uvicorn.access", "asyncio"):

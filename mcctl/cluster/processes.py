@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -46,26 +45,11 @@ from mcctl.cluster.record import (
 )
 from mcctl.cluster.room import check_segments
 from mcctl.cluster.sigterm import SigtermTrap
+from mcctl.cluster.spawning import EXIT_CONFIG, config_path, last_words, log_path, spawn
 
 Progress = Callable[[str], object]
 READY_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.05
-_EXIT_CONFIG: Final = 78
-_ENVIRONMENT: Final = {
-    # One thread per daemon; one that waits must not burn a core that another one needs.
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "GOMP_SPINCOUNT": "0",
-    "PYTHONUNBUFFERED": "1",
-}
-_NOT_INHERITED: Final = (
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-    "STATE_DIRECTORY",
-    "RUNTIME_DIRECTORY",
-    "JOURNAL_STREAM",
-)
 
 
 class LocalCluster:
@@ -149,7 +133,7 @@ class LocalCluster:
         return {d.name: d.process.pid for d in self.record.daemons if d.process is not None}
 
     def config_path(self, name: str) -> Path:
-        return self._directory / f"{name}.toml"
+        return config_path(self._directory, name)
 
     def log(self, name: str) -> str:
         """Everything a daemon has said."""
@@ -197,7 +181,7 @@ class LocalCluster:
             status = child.poll()
             if status is not None:
                 said = self._tail(name)
-                if status == _EXIT_CONFIG:
+                if status == EXIT_CONFIG:
                     raise ConfigError(said)
                 raise Unavailable(f"{name} ended with status {status}; its log ends: {said}")
 
@@ -255,23 +239,7 @@ class LocalCluster:
         return sockets, Path(tempfile.mkdtemp(prefix="mooncake-", dir=SEGMENTS))
 
     def _spawn(self, daemon: PlannedDaemon) -> None:
-        module = f"daemons.mc_{daemon.role}"
-        command = [sys.executable, "-m", module, "--config", str(self.config_path(daemon.name))]
-        if self._is_temporary:
-            guard = [sys.executable, "-m", "mcctl.cluster.die_with_parent", str(os.getpid())]
-            command = guard + command
-        environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
-        with self._log_path(daemon.name).open("ab") as log:
-            # A session of its own: Ctrl-C reaches us alone, and we end them in order.
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env=environment | _ENVIRONMENT,
-                start_new_session=True,
-            )
+        child = spawn(self._directory, daemon.name, daemon.role, is_temporary=self._is_temporary)
         self._children[daemon.name] = child
         self._set_process(daemon.name, identify(child.pid))
 
@@ -288,15 +256,10 @@ class LocalCluster:
         return found
 
     def _tail(self, name: str) -> str:
-        """The last line of its log, without the traceback above it."""
-        try:
-            lines = [line.strip() for line in self.log(name).splitlines() if line.strip()]
-        except OSError:
-            lines = []
-        return lines[-1] if lines else "(nothing)"
+        return last_words(self._log_path(name))
 
     def _log_path(self, name: str) -> Path:
-        return self._directory / f"{name}.log"
+        return log_path(self._directory, name)
 
     def _process(self, name: str) -> ProcessIdentity | None:
         return next(d.process for d in self.record.daemons if d.name == name)

@@ -3,11 +3,13 @@
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
+from daemons.core.errors import NotFound
 from daemons.protocol.base import MALFORMED
 from mcctl import paths
 from mcctl.cluster.process_identity import ProcessIdentity, stop_all
@@ -53,10 +55,31 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
         return any(d.process is not None and d.process.is_alive for d in self.daemons)
 
     @property
+    def ended(self) -> list[str]:
+        """Names of the daemons whose process is gone."""
+        return [d.name for d in self.daemons if d.process is None or not d.process.is_alive]
+
+    @property
     def can_serve(self) -> bool:
         """Of each role that an answer needs one process lives; without cache nodes prompts are computed."""
         living = {d.role for d in self.daemons if d.process is not None and d.process.is_alive}
         return living >= {"master", "prefill", "decode", "gateway"}
+
+
+def find_daemons(record: ClusterRecord, names: Sequence[str]) -> list[DaemonRecord]:
+    """decode for all of a role, decode-2, mc-decode-2; raises NotFound for one that is not there. No names: all."""
+    if not names:
+        return record.daemons
+    chosen: list[DaemonRecord] = []
+    for name in names:
+        plain = name.removeprefix("mc-")
+        found = [d for d in record.daemons if plain in (d.name.removeprefix("mc-"), d.role)]
+        exact = [d for d in found if d.name == f"mc-{plain}" and plain != d.role]
+        if not found:
+            there = ", ".join(daemon.name for daemon in record.daemons)
+            raise NotFound(f"no daemon {name} in the local cluster; there are: {there}")
+        chosen += exact or found
+    return list({daemon.name: daemon for daemon in chosen}.values())
 
 
 def persistent_directory() -> Path:

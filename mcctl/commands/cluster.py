@@ -12,51 +12,29 @@ import typer
 from daemons.config.key_files import write_whole
 from daemons.config.tenants import TenantFile, tenants_text
 from daemons.core.errors import Conflict, Unavailable
-from daemons.core.units import format_size
 from daemons.simulation.hardware import find_profile, profile_names
 from mcctl import exit_codes, model_store, paths, render
-from mcctl.cluster.http_status import get_status
 from mcctl.cluster.plan import ClusterOptions
-from mcctl.cluster.process_memory import proportional_bytes
-from mcctl.cluster.processes import LocalCluster
+from mcctl.cluster.processes import READY_TIMEOUT_S, LocalCluster
 from mcctl.cluster.record import (
-    ClusterRecord,
     end_cluster,
+    find_daemons,
     persistent_directory,
     read_record,
+    running_record,
     sweep,
 )
+from mcctl.cluster.restarting import Restart
 from mcctl.commands import check_dtype, check_size, new_app
 from mcctl.file_system import file_system
 from mcctl.output_schema import prints
-from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.views.cluster import ClusterStatus, show_cluster
 from mcctl.watching import watchable
 
 app = new_app()
 
-
-class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the cluster."""
-
-    name: str
-    pid: int | None
-    is_running: bool
-    memory_bytes: int
-    """Of pages that several map, such as the pool's segments, its share: the sum over all daemons is what they use."""
-    log: str
-
-
-class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What up and status print; fields are only ever added."""
-
-    is_running: bool
-    is_healthy: bool
-    url: str = ""
-    master: str = ""
-    model: str = ""
-    directory: str = ""
-    daemons: list[DaemonStatus] = msgspec.field(default_factory=list)
+_NONE = "no local cluster; start one with `mcctl cluster up`"
 
 
 class DownResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +163,7 @@ def up(
             progress(f"ready after {time.monotonic() - started_s:.1f} s")
     finally:
         os.close(lock)
-    _show_status(context, cluster.record)
+    show_cluster(settings_of(context).output, cluster.record)
 
 
 @app.command()
@@ -228,7 +206,8 @@ def down(
 @prints(ClusterStatus)
 @watchable
 def status(context: typer.Context) -> int:
-    """The cluster of `mcctl cluster up`: processes, memory, logs. Exits with 7 when it does not serve.
+    """The cluster of `mcctl cluster up`: processes, memory, logs. Exits with 7 when it does not serve, or a daemon has
+    ended, and says what to do.
 
     \b
     Example: mcctl cluster status --output json
@@ -236,11 +215,47 @@ def status(context: typer.Context) -> int:
     record = read_record(persistent_directory())
     if record is None:
         if settings_of(context).output != "json":
-            raise Unavailable("no local cluster; start one with `mcctl cluster up`")
+            raise Unavailable(_NONE)
         render.emit_json(ClusterStatus(is_running=False, is_healthy=False))
         return exit_codes.BY_FAMILY["unavailable"]
-    is_healthy = _show_status(context, record)
-    return exit_codes.OK if is_healthy else exit_codes.BY_FAMILY["unavailable"]
+    return show_cluster(settings_of(context).output, record)
+
+
+@app.command()
+@prints(ClusterStatus)
+def restart(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DAEMON]...",
+            help="cachenode, decode-2, or prefill for all; default: those that have ended.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds a daemon may drain before SIGKILL.")
+    ] = 5.0,
+) -> int:
+    """End daemons of the cluster if they live, start them again, and wait until they serve. The others go on.
+
+    \b
+    Example: mcctl cluster restart decode
+    """
+    lock = _hold_lock()
+    try:
+        record = running_record()
+        if record is None:
+            raise Unavailable(_NONE)
+        chosen = [d.name for d in find_daemons(record, names)] if names else record.ended
+        if not chosen:
+            render.note("no daemon has ended; name those to restart")
+            return show_cluster(settings_of(context).output, record)
+        work = Restart(record, chosen)
+        with render.progress("restarting") as progress:
+            work.run(progress, grace_s=grace, timeout_s=READY_TIMEOUT_S)
+    finally:
+        os.close(lock)
+    return show_cluster(settings_of(context).output, work.record)
 
 
 def _profile(name: str) -> str:
@@ -261,57 +276,3 @@ def _hold_lock() -> int:
         os.close(descriptor)
         raise Conflict("another `mcctl cluster` command is at work; wait for it") from None
     return descriptor
-
-
-def _show_status(context: typer.Context, record: ClusterRecord) -> bool:
-    daemons = [
-        DaemonStatus(
-            name=daemon.name,
-            pid=daemon.process.pid if daemon.process else None,
-            is_running=daemon.process is not None and daemon.process.is_alive,
-            memory_bytes=proportional_bytes(daemon.process.pid) if daemon.process else 0,
-            log=daemon.log,
-        )
-        for daemon in record.daemons
-    ]
-    result = ClusterStatus(
-        is_running=record.is_running,
-        is_healthy=record.can_serve and get_status(f"{record.url}/health", timeout_s=2.0) == 200,
-        url=record.url,
-        master=record.master,
-        model=Path(record.model).name,
-        directory=record.directory,
-        daemons=daemons,
-    )
-    columns = [
-        Column("daemon", lambda d: d.name),
-        Column("pid", lambda d: str(d.pid or "-"), is_number=True),
-        Column("state", lambda d: "running" if d.is_running else "ENDED"),
-        Column("memory", lambda d: format_size(d.memory_bytes), is_number=True),
-        Column("log", lambda d: d.log),
-    ]
-    output = settings_of(context).output
-    render.emit(output, result, columns, daemons)
-    if output == "table":
-        total = format_size(sum(d.memory_bytes for d in daemons))
-        health = "serves" if result.is_healthy else "does NOT serve"
-        facts = [
-            ("OpenAI API", f"{result.url}/v1 ({health}, model {result.model})"),
-            ("master", result.master),
-            ("memory", f"{total} in all, shared pages once"),
-        ]
-        ask = "mcctl request send --prompt 'What is a lighthouse?'"
-        if record.tenants is not None:
-            facts.append(("tenants", f"those of {record.tenants}; mcctl tenant add, then key"))
-            ask = f"MCCTL_API_KEY=KEY {ask}"
-        if result.is_healthy:
-            facts.append(("try", ask))
-        if any(not d.is_running for d in daemons):
-            facts.append(
-                (
-                    "ENDED",
-                    "the log says why; `mcctl cluster down`, then up, starts all of them again",
-                )
-            )
-        render.show_facts(facts)
-    return result.is_healthy

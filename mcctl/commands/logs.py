@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from daemons.core.errors import NotFound
 from mcctl import render, systemd
 from mcctl.cluster import logs as local_logs
 from mcctl.cluster.logs import LogFile
-from mcctl.cluster.record import DaemonRecord, persistent_directory, read_record
+from mcctl.cluster.record import find_daemons, persistent_directory, read_record
 from mcctl.commands import new_app
 from mcctl.output_schema import prints
 from mcctl.settings import Output, settings_of
@@ -50,7 +49,7 @@ def logs(
     ends_s = None if seconds is None else time.monotonic() + seconds
     record = None if units else read_record(persistent_directory())
     if record is not None:
-        files = [LogFile(daemon) for daemon in _chosen(names, record.daemons)]
+        files = [LogFile(daemon) for daemon in find_daemons(record, names or [])]
         _show_files(files, lines, output, ends_s=ends_s, follows=follow)
         return
     meant = systemd.find_units(names or [], systemd.units()) or ["mc-*.service"]
@@ -61,21 +60,6 @@ def logs(
     for found in systemd.follow_journal(meant, lines, ends_s):
         if found is not None:
             _emit_journal(found, output)
-
-
-def _chosen(names: list[str] | None, daemons: list[DaemonRecord]) -> list[DaemonRecord]:
-    if not names:
-        return daemons
-    chosen: list[DaemonRecord] = []
-    for name in names:
-        plain = name.removeprefix("mc-")
-        found = [d for d in daemons if plain in (d.name.removeprefix("mc-"), d.role)]
-        exact = [d for d in found if d.name == f"mc-{plain}" and plain != d.role]
-        if not found:
-            there = ", ".join(daemon.name for daemon in daemons)
-            raise NotFound(f"no daemon {name} in the local cluster; there are: {there}")
-        chosen += exact or found
-    return list({daemon.name: daemon for daemon in chosen}.values())
 
 
 def _show_files(

@@ -155,9 +155,23 @@ def test_cluster_is_used_and_leaves_nothing(
     assert answer(home, "cluster", "down") == {"was_running": False, "killed": [], "kept": None}
 
 
-def test_down_ends_daemons_that_hang_or_died(model: Path, home: dict[str, str], fast: str) -> None:
+def test_one_daemon_is_started_again_and_down_ends_those_that_hang_or_died(
+    model: Path, home: dict[str, str], fast: str
+) -> None:
     up = answer(home, "cluster", "up", "--model", str(model), "--paced", fast, *SMALL)
-    pids = {daemon["name"]: daemon["pid"] for daemon in up["daemons"]}
+    first = {daemon["name"]: daemon["pid"] for daemon in up["daemons"]}
+    os.kill(first["mc-cachenode"], signal.SIGKILL)
+    deadline_s = time.monotonic() + 20
+    while (told := mcctl(home, "cluster", "status")).returncode != 7:
+        assert time.monotonic() < deadline_s, told.stdout
+    assert "(serves" in told.stdout, "prompts are computed"
+    assert "mc-cachenode ended" in told.stdout
+    assert "mcctl cluster restart mc-cachenode" in told.stdout
+    again = answer(home, "cluster", "restart")
+    pids = {daemon["name"]: daemon["pid"] for daemon in again["daemons"]}
+    assert {name for name in pids if pids[name] != first[name]} == {"mc-cachenode"}
+    assert (again["is_healthy"], again["why"]) == (True, "")
+    assert mcctl(home, "cluster", "restart", "nobody").returncode == 3
     os.kill(pids["mc-decode"], signal.SIGKILL)
     os.kill(pids["mc-cachenode"], signal.SIGSTOP)
     deadline_s = time.monotonic() + 20

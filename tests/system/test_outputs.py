@@ -24,6 +24,7 @@ ELSEWHERE = {
     "quickstart",
     "cluster up",
     "cluster down",
+    "cluster restart",  # tests/system/test_cluster.py
     "bench serve",
     "bench conductor",
     "bench ssd",

@@ -70,7 +70,7 @@ def test_node_that_is_away_is_named_with_its_time_and_what_to_type(state: NodeSt
     assert found.next.startswith("on h: mcctl service list cachenode")
     assert found.meaning
     (local,) = why(node("c2", "cachenode", state), is_local=True)
-    assert local.next.startswith("mcctl logs c2")
+    assert local.next == "mcctl logs c2; to start it again: mcctl cluster restart c2"
 
 
 @pytest.mark.parametrize(
