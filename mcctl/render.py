@@ -136,6 +136,15 @@ def show_facts(facts: Sequence[tuple[str, str]], *, on_stderr: bool = False) -> 
     show(table, on_stderr=on_stderr)
 
 
+def emit_facts(output: str, facts: Sequence[tuple[str, str]]) -> None:
+    """A table for people; with `plain` a line each, tab-separated."""
+    if output == "plain":
+        for name, value in facts:
+            emit_line(f"{name}\t{value}")
+    else:
+        show_facts(facts)
+
+
 def printable(text: str, kept: str = "\n") -> str:
     """With control characters as escapes: a name of somebody's must not move the cursor or break a line."""
     if text.isprintable():

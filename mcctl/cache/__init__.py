@@ -1,1 +1,1 @@
-"""What `mcctl cache` does: objects, archives, pins, replicas, prompts. The verbs are in commands/cache.py."""
+"""What verbs of `mcctl cache` do: archives, flushes, values in files, prompts. The verbs are in commands/cache."""

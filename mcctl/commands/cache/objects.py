@@ -1,22 +1,28 @@
-"""mcctl cache get, put, rm, export, import, and what list and stat say of objects."""
+"""mcctl cache put, get and rm, and what list and stat say of objects."""
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-import numpy as np
 import typer
 
-from daemons.client.objects.store import ObjectStat, Store, ValueType
-from daemons.core.errors import ConfigError, Exhausted, NotFound, Rejected, Unavailable
+from daemons.client.objects.store import ObjectStat, ValueType
+from daemons.core.errors import NotFound, Rejected
 from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.objects import ListedName, NamespaceStat
 from mcctl import render
-from mcctl.cache.archive import export_objects, import_objects
+from mcctl.cache.object_store import (
+    name_of,
+    open_store,
+    read_value,
+    shown,
+    size_of,
+    version_text,
+    write_value,
+)
 from mcctl.cache.own_address import own_address
 from mcctl.output_schema import prints
 from mcctl.render import Column
@@ -65,14 +71,8 @@ class DeleteResult(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str]
 
 
-class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    path: str
-    num_objects: int
-    num_bytes: int
-
-
 @prints(PutResult)
-def put(  # noqa: PLR0913,PLR0917  # options of a verb
+def put(  # options of a verb
     context: typer.Context,
     name: NameArgument,
     file: Annotated[str, typer.Argument(help="A file with the value; - for stdin.")] = "-",
@@ -96,17 +96,17 @@ def put(  # noqa: PLR0913,PLR0917  # options of a verb
     if min_sealed > max(1, replicas):
         raise typer.BadParameter(f"--min-sealed {min_sealed} needs as many --replicas")
     settings = settings_of(context)
-    value = _read(file)
+    value = read_value(file)
     with open_store(settings, namespace, bind_host or own_address(settings.master)) as store:
         version = (store.replace if replace else store.put)(
-            _name(name), value, like=ValueType(), replicas=replicas, min_sealed=min_sealed
+            name_of(name), value, like=ValueType(), replicas=replicas, min_sealed=min_sealed
         )
-    result = PutResult(name=shown(_name(name)), num_bytes=_size(value), version=version)
+    result = PutResult(name=shown(name_of(name)), num_bytes=size_of(value), version=version)
     if settings.output == "json":
         render.emit_json(result)
     else:
         render.emit_line(
-            f"{result.name}: {format_size(result.num_bytes)}, version {_version(version)}"
+            f"{result.name}: {format_size(result.num_bytes)}, version {version_text(version)}"
         )
 
 
@@ -130,11 +130,11 @@ def get(
     with open_store(settings, namespace) as store:
         if offset or length is not None:
             end = 1 << 40 if length is None else length
-            value = store.get_range(_name(name), offset, end)
+            value = store.get_range(name_of(name), offset, end)
         else:
-            value = store.get(_name(name))
+            value = store.get(name_of(name))
     if value is None:
-        raise NotFound(f"no object {shown(_name(name))!r} in namespace {namespace!r}")
+        raise NotFound(f"no object {shown(name_of(name))!r} in namespace {namespace!r}")
     if out is None:
         sys.stdout.buffer.write(value)
         return
@@ -161,8 +161,8 @@ def remove(
             raise Rejected("rm deletes objects; say --yes where nobody can be asked")
         typer.confirm(f"Delete {format_count(len(names), 'object')}?", abort=True, err=True)
     with open_store(settings, namespace) as store:
-        found = store.delete_many([_name(name) for name in names])
-    said = [(shown(_name(name)), was_there) for name, was_there in zip(names, found, strict=True)]
+        found = store.delete_many([name_of(name) for name in names])
+    said = [(shown(name_of(name)), was_there) for name, was_there in zip(names, found, strict=True)]
     result = DeleteResult(
         deleted=[name for name, was_there in said if was_there],
         missing=[name for name, was_there in said if not was_there],
@@ -175,63 +175,11 @@ def remove(
         raise NotFound(f"not there: {', '.join(result.missing)}")
 
 
-@prints(ArchiveResult)
-def export(
-    context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="A new directory, or a file ending in .tar.")],
-    namespace: Namespace = "",
-) -> None:
-    """Write all objects of a namespace to files, with checksums.
-
-    Into a new directory or a tar file.
-
-    \b
-    Example: mcctl cache export training.tar --namespace training
-    """
-    settings = settings_of(context)
-    with open_store(settings, namespace) as store, render.progress("exporting") as progress:
-        index = export_objects(store, path, progress)
-    num_bytes = sum(entry.num_bytes for entry in index.objects)
-    _emit_archive(settings, path, len(index.objects), num_bytes)
-
-
-@prints(ArchiveResult)
-def import_(
-    context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="What cache export wrote.")],
-    namespace: Namespace = "",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Also objects that are there with other bytes.")
-    ] = False,
-    bind_host: BindHost = "",
-) -> None:
-    """Put the objects of an export, into any namespace. All files are checked before the first is put.
-
-    \b
-    Example: mcctl cache import training.tar --namespace training-copy
-    """
-    settings = settings_of(context)
-    host = bind_host or own_address(settings.master)
-    with (
-        open_store(settings, namespace, host) as store,
-        render.progress("importing") as progress,
-    ):
-        count = import_objects(store, path, progress, replaces=replace)
-    _emit_archive(settings, path, count.num_put, count.num_bytes)
-    for name, error in count.failures[:10]:
-        render.complain(f"{bytes.fromhex(name)!r}: {error.message}")
-    if count.failures:
-        raise Unavailable(
-            f"{format_count(len(count.failures), 'object')} not imported; import again, "
-            "with --replace for those in conflict"
-        )
-
-
 def list_objects(settings: Settings, namespace: str, prefix: str, limit: int) -> None:
     """`cache list --namespace`."""
     listed: list[ListedName] = []
     with open_store(settings, namespace) as store:
-        for each in store.list(_prefix(prefix)):
+        for each in store.list(os.fsencode(prefix)):
             listed.append(each)
             if len(listed) == limit:
                 break
@@ -239,7 +187,7 @@ def list_objects(settings: Settings, namespace: str, prefix: str, limit: int) ->
     columns = [
         Column("name", lambda o: shown(o.name)),
         Column("size", lambda o: format_size(o.value_bytes), is_number=True),
-        Column("version", lambda o: _version(o.version), extra=2),
+        Column("version", lambda o: version_text(o.version), extra=2),
         Column("age", lambda o: format_duration(o.age_s), is_number=True),
         Column("idle", lambda o: format_duration(o.idle_s), is_number=True, extra=1),
         Column("nodes", lambda o: ", ".join(o.nodes)),
@@ -267,9 +215,9 @@ def list_objects(settings: Settings, namespace: str, prefix: str, limit: int) ->
 def stat_object(settings: Settings, namespace: str, name: str) -> None:
     """`cache stat NAME`."""
     with open_store(settings, namespace) as store:
-        found = store.stat(_name(name))
+        found = store.stat(name_of(name))
     if found is None:
-        raise NotFound(f"no object {shown(_name(name))!r} in namespace {namespace!r}")
+        raise NotFound(f"no object {shown(name_of(name))!r} in namespace {namespace!r}")
     if settings.output == "json":
         render.emit_json(
             ObjectResult(
@@ -283,12 +231,7 @@ def stat_object(settings: Settings, namespace: str, name: str) -> None:
             )
         )
         return
-    facts = _facts(found)
-    if settings.output == "plain":
-        for title, value in facts:
-            render.emit_line(f"{title}\t{value}")
-    else:
-        render.show_facts(facts)
+    render.emit_facts(settings.output, _facts(found))
 
 
 def namespace_facts(namespaces: Sequence[NamespaceStat]) -> list[tuple[str, str]]:
@@ -302,46 +245,11 @@ def namespace_facts(namespaces: Sequence[NamespaceStat]) -> list[tuple[str, str]
     ]
 
 
-def open_store(settings: Settings, namespace: str, bind_host: str = "127.0.0.1") -> Store:
-    """Who puts nothing is read by nobody, and needs no other address."""
-    return Store(
-        settings.master,
-        namespace=os.fsencode(namespace),
-        timeout_s=settings.wait_s,
-        bind_host=bind_host,
-        key_file=settings.key_file,
-    )
-
-
-def write_value(out: Path, value: bytes) -> None:
-    """A new file is written whole or not at all. Raises Exhausted where there is no room for it, ConfigError."""
-    was_there = out.exists()
-    try:
-        out.write_bytes(value)
-    except OSError as error:
-        if not was_there:
-            out.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Exhausted(
-                f"{out}: {error.strerror}; {format_size(len(value))} are to be written"
-            ) from None
-        raise ConfigError(f"{out}: {error.strerror}") from None
-
-
-def _emit_archive(settings: Settings, path: Path, num_objects: int, num_bytes: int) -> None:
-    if settings.output == "json":
-        render.emit_json(
-            ArchiveResult(path=str(path), num_objects=num_objects, num_bytes=num_bytes)
-        )
-    else:
-        render.emit_line(f"{path}: {format_count(num_objects, 'object')}, {format_size(num_bytes)}")
-
-
 def _facts(found: ObjectStat) -> list[tuple[str, str]]:
     facts = [
         ("name", shown(found.name)),
         ("size", f"{format_size(found.value_bytes)} ({found.value_bytes} bytes)"),
-        ("version", _version(found.version)),
+        ("version", version_text(found.version)),
         ("nodes", ", ".join(found.nodes)),
     ]
     if found.num_chunks:
@@ -349,42 +257,3 @@ def _facts(found: ObjectStat) -> list[tuple[str, str]]:
     if found.dtype:
         facts.append(("array", f"{found.kind} {found.dtype} {list(found.shape)}"))
     return facts
-
-
-def _version(version: int) -> str:
-    """Of the master's life that gave it, and the number there."""
-    return f"{version >> 40}.{version & ((1 << 40) - 1)}"
-
-
-def _name(text: str) -> bytes:
-    """What the shell gave, byte for byte."""
-    name = os.fsencode(text)
-    if not 0 < len(name) <= 256:
-        raise typer.BadParameter(f"a name has 1 to 256 bytes, not {len(name)}")
-    return name
-
-
-def _prefix(text: str) -> bytes:
-    return os.fsencode(text)
-
-
-def shown(name: bytes) -> str:
-    """As text; bytes that are none as escapes."""
-    return name.decode("utf-8", "backslashreplace")
-
-
-def _read(file: str) -> Any:
-    """A file is mapped, not read: a large value is not copied here. Pipes, and /proc's files, say no size."""
-    if file == "-":
-        return sys.stdin.buffer.read()
-    path = Path(file)
-    try:
-        if path.is_char_device():
-            raise ConfigError(f"{path}: a device has no end; name a file, or - for stdin")
-        return np.memmap(path, np.uint8, "r") if path.stat().st_size else path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, bytes) else int(value.nbytes)

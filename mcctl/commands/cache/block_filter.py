@@ -6,7 +6,7 @@ import typer
 
 from daemons.core.ids import NodeId
 from daemons.protocol.block import BlockFilter
-from mcctl.cache.pins import hex_digits
+from mcctl.commands.cache.pins import hex_digits
 
 Model = Annotated[str | None, typer.Option(help="Only blocks of this model.")]
 Tenant = Annotated[str | None, typer.Option(help="Only blocks of this tenant.")]

@@ -12,7 +12,7 @@ from daemons.core.units import format_count, format_duration
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.pin import PinBlocksReply
 from mcctl import render
-from mcctl.cache.object_blocks import ObjectNamespace, blocks_of
+from mcctl.commands.cache.object_blocks import ObjectNamespace, blocks_of
 from mcctl.output_schema import prints
 from mcctl.settings import Settings, settings_of
 

@@ -13,15 +13,15 @@ from daemons.core.units import format_count
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.replication import ReplicateReply
 from mcctl import render
-from mcctl.cache.block_filter import Model, Node, OlderThan, Tenant, block_filter
-from mcctl.cache.object_blocks import ObjectNamespace, blocks_of
+from mcctl.commands.cache.block_filter import Model, Node, OlderThan, Tenant, block_filter
+from mcctl.commands.cache.object_blocks import ObjectNamespace, blocks_of
 from mcctl.output_schema import prints
 from mcctl.settings import Settings, settings_of
 from mcctl.waiting import until_copied
 
 
 @prints(ReplicateReply)
-def replicate(  # noqa: PLR0913, PLR0917 - one for each flag
+def replicate(
     context: typer.Context,
     count: Annotated[
         int, typer.Option(min=0, max=8, help="So many; 0: as many as the pool wants.")
@@ -68,7 +68,7 @@ def replicate(  # noqa: PLR0913, PLR0917 - one for each flag
 
 
 @prints(ReplicateReply)
-def move(  # noqa: PLR0913, PLR0917 - one for each flag
+def move(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="The node they go to.")],
     block: Annotated[

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from daemons.core.errors import ConfigError, Exhausted
-from mcctl.cache.objects import write_value
+from mcctl.cache.object_store import write_value
 from mcctl.exit_codes import exit_code
 
 

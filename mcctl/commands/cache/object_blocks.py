@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from daemons.core.ids import BlockHash
-from mcctl.cache.objects import open_store
+from mcctl.cache.object_store import open_store
 from mcctl.settings import Settings
 
 ObjectNamespace = Annotated[
