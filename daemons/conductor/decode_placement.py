@@ -61,7 +61,7 @@ def shortest_wait(
 
     None has it before its first request ends, so few need to be looked at closely.
     """
-    bounds = np.maximum(0.0, table.ends_s[rows].min(axis=1) - now_s)
+    bounds = np.maximum(0.0, table.first_end_s[rows] - now_s)
     best, best_s = 0, np.inf
     for position in np.argsort(bounds, kind="stable").tolist():
         if bounds[position] > best_s:
@@ -99,13 +99,16 @@ def predicted_step_s(
     table: InstanceTable, rows: Rows, request: PlacementRequest, *, at_s: float
 ) -> tuple[Floats, Ints]:
     """Of each, with this request beside those that are still there at that time; and how many those are."""
-    is_left = table.ends_s.take(rows, axis=0) > at_s
-    # Slots that hold nothing never end, and have no context.
-    context = np.einsum("ij,ij->i", table.context_tokens.take(rows, axis=0), is_left)
-    num_ended = is_left.shape[1] - np.count_nonzero(is_left, axis=1)
-    present = np.maximum(table.num_promised[rows], table.num_reported[rows])
-    num_others: Ints = np.maximum(0, present - num_ended)
-    return table.costs(rows).decode_step_s(num_others, context + request.context_tokens), num_others
+    context = table.all_context_tokens[rows] + request.context_tokens
+    num_others: Ints = np.maximum(table.num_promised[rows], table.num_reported[rows])
+    at = np.flatnonzero(table.first_end_s[rows] <= at_s)
+    if len(at):  # some of theirs will have ended; empty slots never do, and hold nothing
+        looked_into = rows[at]
+        has_ended = table.ends_s.take(looked_into, axis=0) <= at_s
+        tokens = table.context_tokens.take(looked_into, axis=0)
+        context[at] -= np.einsum("ij,ij->i", tokens, has_ended)
+        num_others[at] = np.maximum(0, num_others[at] - np.count_nonzero(has_ended, axis=1))
+    return table.costs(rows).decode_step_s(num_others, context), num_others
 
 
 def pool_load(

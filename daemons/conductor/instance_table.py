@@ -78,7 +78,8 @@ class InstanceTable:
     """At most as many rows as instances were ever there at once. Columns are public: Workload writes what it promised.
 
     `begins_s`, `ends_s` and `context_tokens` have a slot for each request that a decode instance has, up to MAX_SLOTS;
-    an unused one never begins nor ends and holds nothing.
+    an unused one never begins nor ends and holds nothing. `first_end_s` and `all_context_tokens` are their least and
+    their sum, so that most rows need not be looked into.
     """
 
     def __init__(self) -> None:
@@ -95,6 +96,8 @@ class InstanceTable:
         self.begins_s = np.full((_FIRST_ROWS, _FIRST_SLOTS), np.inf)
         self.ends_s = np.full((_FIRST_ROWS, _FIRST_SLOTS), np.inf)
         self.context_tokens = np.zeros((_FIRST_ROWS, _FIRST_SLOTS), np.int64)
+        self.first_end_s = np.full(_FIRST_ROWS, np.inf)
+        self.all_context_tokens = np.zeros(_FIRST_ROWS, np.int64)
         self._described: list[InstanceDescription | None] = [None] * _FIRST_ROWS
         self._states: list[NodeState] = ["alive"] * _FIRST_ROWS
         self._draining: set[int] = set()
@@ -140,10 +143,12 @@ class InstanceTable:
             self.num_reported,
             self.reserved_tokens,
             self.last_chosen,
+            self.all_context_tokens,
         ):
             counts[row] = 0
         self.begins_s[row] = np.inf
         self.ends_s[row] = np.inf
+        self.first_end_s[row] = np.inf
         self.context_tokens[row] = 0
         self._free.append(row)
         self._groups = None
@@ -244,6 +249,23 @@ class InstanceTable:
             self.context_tokens = np.pad(self.context_tokens, more)
         return True
 
+    def take_slot(
+        self, row: int, slot: int, *, begin_s: float, end_s: float, num_tokens: int
+    ) -> None:
+        """A request is there from `begin_s` to `end_s`, as predicted. `slot` is free and was found with `need_slot`."""
+        self.begins_s[row, slot] = begin_s
+        self.ends_s[row, slot] = end_s
+        self.context_tokens[row, slot] = num_tokens
+        self.first_end_s[row] = min(self.first_end_s.item(row), end_s)
+        self.all_context_tokens[row] += num_tokens
+
+    def free_slot(self, row: int, slot: int) -> None:
+        self.all_context_tokens[row] -= self.context_tokens[row, slot]
+        self.begins_s[row, slot] = np.inf
+        self.ends_s[row, slot] = np.inf
+        self.context_tokens[row, slot] = 0
+        self.first_end_s[row] = self.ends_s[row].min()
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _grouped(self) -> dict[tuple[str, bytes, InstanceRole, NodeState], Rows]:
@@ -292,9 +314,11 @@ class InstanceTable:
             "reserved_tokens",
             "last_chosen",
             "is_reuse_safe",
+            "all_context_tokens",
         ):
             setattr(self, name, np.pad(getattr(self, name), (0, old)))
         self.terms = np.pad(self.terms, ((0, 0), (0, old)))
+        self.first_end_s = np.pad(self.first_end_s, (0, old), constant_values=np.inf)
         more = ((0, old), (0, 0))
         self.begins_s = np.pad(self.begins_s, more, constant_values=np.inf)
         self.ends_s = np.pad(self.ends_s, more, constant_values=np.inf)

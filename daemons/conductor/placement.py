@@ -123,14 +123,15 @@ class _Decision:
             now_s=self.now_s,
         )
         candidates, choice = self._choose_prefill(prefills, queue_s, request)
-        at_s = self.now_s + _option(table, candidates, choice, choice.chosen).total_s
+        chosen = _option(table, candidates, choice)
+        at_s = self.now_s + chosen.total_s
         decode = choose_decode(table, admitted, request, wait=wait, at_s=at_s)
         reuses = request.matched_tokens or request.expected_on
         if reuses and not table.is_reuse_safe[decode.rows[decode.chosen]]:
             candidates, choice = self._choose_prefill(
                 prefills, queue_s, replace(request, matched_tokens=0, expected_on=None)
             )
-        chosen = _option(table, candidates, choice, choice.chosen)
+            chosen = _option(table, candidates, choice)
         chosen, helpers = self._share(candidates, choice.chosen, chosen)
         tbt_s = float(decode.step_s[decode.chosen]) * self.cluster.workload.tbt_ratio
         try:
@@ -217,14 +218,14 @@ class _Decision:
         self, candidates: PrefillCandidates, choice: PrefillChoice, decode: DecodeChoice
     ) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
         best = _best(choice.weighed.cost_s, choice.chosen)
-        nodes = map(self.table.node, candidates.rows[best].tolist())
+        nodes = map(self.table.node, candidates.rows.take(best).tolist())
         return tuple(choice.weighed.options(best, nodes)), self._decode_options(decode)
 
     def _decode_options(self, choice: DecodeChoice) -> tuple[Option, ...]:
         best = _best(choice.step_s, choice.chosen)
         needed, options = self.request.needed_tokens, []
         for row, step_s in zip(
-            choice.rows[best].tolist(), choice.step_s[best].tolist(), strict=True
+            choice.rows.take(best).tolist(), choice.step_s.take(best).tolist(), strict=True
         ):
             described = self.table.described(row)
             queue_s = self.cluster.workload.decode_wait_s(
@@ -234,14 +235,12 @@ class _Decision:
         return tuple(options)
 
 
-def _option(
-    table: InstanceTable, candidates: PrefillCandidates, choice: PrefillChoice, position: int
-) -> Option:
-    (option,) = choice.weighed.options([position], [table.node(candidates.rows[position])])
-    return option
+def _option(table: InstanceTable, candidates: PrefillCandidates, choice: PrefillChoice) -> Option:
+    node = table.node(candidates.rows.item(choice.chosen))
+    return choice.weighed.option(choice.chosen, node)
 
 
-def _best(value: Floats, chosen: int) -> list[int]:
+def _best(value: Floats, chosen: int) -> Rows:
     """Positions of the least MAX_OPTIONS values in their order, the chosen one always among them."""
     if len(value) > MAX_OPTIONS:
         least = value.argpartition(MAX_OPTIONS - 1)[:MAX_OPTIONS]
@@ -249,8 +248,7 @@ def _best(value: Floats, chosen: int) -> list[int]:
             least[value[least].argmax()] = chosen
     else:
         least = np.arange(len(value))
-    best: list[int] = least[value[least].argsort(kind="stable")].tolist()
-    return best
+    return least.take(value.take(least).argsort(kind="stable"))
 
 
 def _pairs(table: InstanceTable, request: PlacementRequest) -> list[tuple[Rows, Rows]]:

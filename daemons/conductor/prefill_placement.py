@@ -4,7 +4,7 @@ Every policy weighs all candidates at once, each a position in columns; the call
 serve. Among near-equal ones the least recently chosen wins, then the first by name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -117,25 +117,39 @@ class Weighed:
         cost_s: Floats = self.total_s + self.delay_s
         return cost_s
 
-    def options(self, positions: Sequence[int], nodes: Iterable[NodeId]) -> list[Option]:
-        """Of these candidates, in this order; `nodes` are their names."""
-        at = np.array(positions, np.intp)
-        columns = (
-            self.queue_s,
-            self.load_s,
-            self.prefill_s,
-            self.matched_tokens,
-            self.delay_s,
-            self.device_tokens,
+    def option(self, position: int, node: NodeId) -> Option:
+        """Of one candidate, whose name is `node`."""
+        load_s, prefill_s = self.load_s.item(position), self.prefill_s.item(position)
+        return Option(
+            node,
+            self.queue_s.item(position),
+            load_s,
+            prefill_s,
+            self.matched_tokens.item(position),
+            self.num_behind * max(load_s, prefill_s),
+            self.device_tokens.item(position),
         )
-        return list(map(Option, nodes, *(column[at].tolist() for column in columns)))
+
+    def options(self, positions: Rows, nodes: Iterable[NodeId]) -> list[Option]:
+        """Of these candidates, in this order; `nodes` are their names."""
+        load_s, prefill_s = self.load_s.take(positions), self.prefill_s.take(positions)
+        columns = (
+            self.queue_s.take(positions),
+            load_s,
+            prefill_s,
+            self.matched_tokens.take(positions),
+            self.num_behind * np.maximum(load_s, prefill_s),
+            self.device_tokens.take(positions),
+        )
+        return list(map(Option, nodes, *(column.tolist() for column in columns)))
 
     def fastest(self) -> "Weighed":
         """Of several ways, a row each, the fastest for each candidate; the first of equals."""
-        way = self.total_s.argmin(axis=0)
-        at = way, np.arange(len(way))
+        total_s = self.total_s
+        num_candidates = total_s.shape[1]
+        at = total_s.argmin(axis=0) * num_candidates + np.arange(num_candidates)
         columns = (self.load_s, self.prefill_s, self.matched_tokens, self.device_tokens)
-        return Weighed(self.queue_s, *(column[at] for column in columns))
+        return Weighed(self.queue_s, *(column.take(at) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ What is promised to an instance is also written to its row of the InstanceTable,
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from daemons.conductor.instance_table import InstanceTable
 from daemons.conductor.latency import CostModel
 from daemons.core.ids import NodeId, RequestId
@@ -251,18 +249,16 @@ class Workload:
         slot = decode.free_slots.pop() if decode.free_slots else len(decode.slots)
         if self._table.need_slot(slot):
             decode.slots[work.request_id] = slot
-            self._table.begins_s[row, slot] = begin_s
-            self._table.ends_s[row, slot] = end_s
-            self._table.context_tokens[row, slot] = work.context_tokens
+            self._table.take_slot(
+                row, slot, begin_s=begin_s, end_s=end_s, num_tokens=work.context_tokens
+            )
 
     def _free_slot(self, work: Work, decode: _Load) -> None:
         row = self._table.row_by_node.get(work.decode)
         slot = decode.slots.pop(work.request_id, None)
         if slot is not None and row is not None:
             decode.free_slots.append(slot)
-            self._table.begins_s[row, slot] = np.inf
-            self._table.ends_s[row, slot] = np.inf
-            self._table.context_tokens[row, slot] = 0
+            self._table.free_slot(row, slot)
 
     def _write(self, node: NodeId, load: _Load) -> None:
         row = self._table.row_by_node.get(node)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from daemons.protocol.packed import BlockLocations
 from daemons.store.columns import NO_ROW, Rows
 from daemons.store.slot_table import NO_HOST, TIERS, UNREADABLE, Place
 from daemons.store.tables import Tables
+
+_FEW: Final = 8
+"""Blocks with lists so long are looked at one by one: operations on columns cost more."""
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class Lookups:
 
     def find_prefix(self, hashes: Sequence[BlockHash], *, now_s: float) -> Rows:
         """Rows of the longest prefix of the chain that can be read; only looks."""
+        if self._tables.replicas.is_all_readable(now_s=now_s):
+            return self._known(hashes)
         rows, _ = self._readable(hashes, now_s, None)
         return rows
 
@@ -113,20 +119,31 @@ class Lookups:
         if not len(rows):
             return {}
         tables, replicas = self._tables, self._tables.replicas
-        levels = []
-        level = tables.blocks.head.values[rows].astype(np.intp)
-        while np.count_nonzero(level != NO_ROW):
-            is_there = level != NO_ROW
-            is_there &= replicas.named_until_s.values[level] <= now_s
-            slots = np.where(is_there, replicas.slot.values[level], NO_ROW)
-            levels.append(tables.slots.host[slots])
-            level = np.where(level != NO_ROW, replicas.next.values[level], NO_ROW)
-        counts: dict[HostId, int] = {}
-        for host in {hosts.item(0) for hosts in levels} - {NO_HOST}:
-            holds = np.any([hosts == host for hosts in levels], axis=0)
-            num_leading = len(rows) if np.all(holds) else int(np.argmin(holds))
-            counts[tables.slots.host_ids[host]] = num_leading
-        return counts
+        heads = tables.blocks.head.values[rows].astype(np.intp)
+        # Who does not hold the first block holds none of them.
+        first = self._hosts_of(heads.item(0), now_s)
+        if not first:
+            return {}
+        asked = np.array(first)[:, np.newaxis]
+        at, level = np.arange(len(rows)), heads
+        holds = np.zeros((len(first), len(rows)), np.bool_)
+        while len(at) > _FEW:
+            hosts = tables.slots.host[replicas.slot.values[level]]
+            if now_s < replicas.last_named_until_s:
+                hosts = np.where(replicas.named_until_s.values[level] <= now_s, hosts, NO_HOST)
+            holds[:, at] |= hosts == asked
+            level = replicas.next.values[level].astype(np.intp)
+            is_longer = level != NO_ROW
+            at, level = at[is_longer], level[is_longer]
+        for index, replica in zip(at.tolist(), level.tolist(), strict=True):
+            for host in self._hosts_of(replica, now_s):
+                if host in first:
+                    holds[first.index(host), index] = True
+        num_leading = np.where(holds.all(axis=1), len(rows), holds.argmin(axis=1)).tolist()
+        return {
+            tables.slots.host_ids[host]: count
+            for host, count in zip(first, num_leading, strict=True)
+        }
 
     def presence(self, rows: Sequence[int], *, now_s: float) -> bytearray:
         """For each row, NO_ROW among them: 0 absent, 1 readable, 2 only on nodes that are suspect or gone."""
@@ -154,14 +171,27 @@ class Lookups:
         self, hashes: Sequence[BlockHash], now_s: float, near: HostId | None
     ) -> tuple[Rows, Rows]:
         """Rows of the longest prefix, and the best replica of each."""
-        found = map(self._tables.blocks.row_by_hash.get, hashes)
-        rows = np.array(list(iter(found.__next__, None)), np.intp)
+        rows = self._known(hashes)
         replicas = self._best(rows, now_s, near)
         gaps = replicas == NO_ROW
         if np.count_nonzero(gaps):
             end = int(np.argmax(gaps))
             return rows[:end], replicas[:end]
         return rows, replicas
+
+    def _known(self, hashes: Sequence[BlockHash]) -> Rows:
+        """Rows of the longest prefix that is recorded at all."""
+        found = map(self._tables.blocks.row_by_hash.get, hashes)
+        return np.array(list(iter(found.__next__, None)), np.intp)
+
+    def _hosts_of(self, head: int, now_s: float) -> list[int]:
+        """Numbers of the hosts that hold replicas of this list, each once."""
+        replicas, host_of = self._tables.replicas, self._tables.slots.host
+        slot_of, named_until_s = replicas.slot.values, replicas.named_until_s.values
+        there = (each for each in replicas.chain(head) if named_until_s.item(each) <= now_s)
+        hosts = dict.fromkeys(host_of.item(slot_of.item(each)) for each in there)
+        hosts.pop(NO_HOST, None)
+        return list(hosts)
 
     def _best(self, rows: Rows, now_s: float, near: HostId | None) -> Rows:
         tables = self._tables

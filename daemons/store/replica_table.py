@@ -1,5 +1,7 @@
 """The directory's columns of replicas: where each copy is. The copies of one block are a linked list of rows."""
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,8 @@ from daemons.store.columns import NO_ROW, Column, RowPool, Rows
 from daemons.store.slot_table import UNREADABLE, SlotTable
 
 RECORD = np.dtype(f"V{LOCATION_BYTES}")
+_FEW: Final = 8
+"""Lists of so few blocks are walked one by one: operations on columns cost more."""
 
 
 class ReplicaTable:
@@ -116,7 +120,7 @@ class ReplicaTable:
             level = following[at].astype(np.intp)
             num_slots = len(self.slots)
             order = ranks * num_slots + (self.slot.values[heads] + turn) % num_slots
-            while len(at):
+            while len(at) > _FEW:
                 other = self.ranks(level, now_s, near)
                 other_order = other * num_slots + (self.slot.values[level] + turn) % num_slots
                 is_better = other_order > order[at]
@@ -125,6 +129,15 @@ class ReplicaTable:
                 order[at[is_better]] = other_order[is_better]
                 level = self.next.values[level].astype(np.intp)
                 at, level = at[level != NO_ROW], level[level != NO_ROW]
+            rank_of = self.slots.rank_near(near)
+            for index, first in zip(at.tolist(), level.tolist(), strict=True):
+                for replica in self.chain(first):
+                    slot = self.slot.values.item(replica)
+                    is_named = self.named_until_s.values.item(replica) > now_s
+                    rank = (self.slots.named_rank if is_named else rank_of).item(slot)
+                    in_order = rank * num_slots + (slot + turn) % num_slots
+                    if in_order > order.item(index):
+                        best[index], ranks[index], order[index] = replica, rank, in_order
             heads = best
         if np.count_nonzero(ranks == UNREADABLE):
             return np.where(ranks > UNREADABLE, heads, NO_ROW)
