@@ -1,7 +1,7 @@
 """The device tier of a prefill node: where a prompt gets its slot, what stays in it afterwards. Loop thread only.
 
 A prompt whose prefix is the whole of an idle slot goes on in that slot; else the prefix is copied into a slot of its
-own. What is kept never stands in the way: an idle slot is given up as soon as a prompt finds no room.
+own (engine/prompt_slot.py).
 """
 
 from collections import deque
@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.engine.instance import Instance
+from daemons.engine.prompt_slot import give_slot
 from daemons.engine.retained import ChainOf, Found, HeldBlock, Listener, RetainedSlots
 from daemons.engine.slot_copy import SlotCopier, SlotCopy
-from daemons.engine.slots import Slot
 from daemons.mc_prefill.job import Job
 from daemons.mc_prefill.reuse import Reuse
 from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock
@@ -58,25 +57,11 @@ class DeviceTier:
     def give_slot(self, job: Job) -> bool:
         """Room for the prompt, with the beginning of it in place or to be copied there; False: none now."""
         job.num_clears = self._num_clears
-        found = self._find(job)
-        if found is not None and found.is_whole and self._has_room(found, job):
-            self.slots.hold(found.entry)
-            self._go_on_in(found, job)
-            return True
-        if found is not None:
-            self.slots.hold(found.entry)
-        job.slot = self._allocate(job.num_tokens)
-        if job.slot is None and found is not None:
-            if found.entry.num_users == 1 and self._has_room(found, job):
-                self._go_on_in(found, job)
-                return True
-            self.slots.let_go(found.entry)
-            job.slot, found = self._allocate(job.num_tokens), None
-        if job.slot is None:
+        given = give_slot(self._instance.arena, self.slots, self._find(job), job.num_tokens)
+        if given is None:
             return False
-        job.reused = Reuse(self._instance.geometry.block_tokens)
-        if found is not None:
-            job.source, job.reused.num_held = found.entry, found.num_blocks
+        job.slot, job.kept, job.source = given.slot, given.kept, given.source
+        job.reused = Reuse(self._instance.geometry.block_tokens, given.num_held)
         return True
 
     def start_copy(self, job: Job, on_end: Callable[[], object]) -> None:
@@ -188,22 +173,3 @@ class DeviceTier:
         # The last token is always computed: its logits choose the first token of the answer.
         usable = (job.num_tokens - 1) // self._instance.geometry.block_tokens
         return self.slots.find(request.hashes, usable)
-
-    def _has_room(self, found: Found, job: Job) -> bool:
-        return found.entry.slot.capacity_tokens >= job.num_tokens
-
-    def _go_on_in(self, found: Found, job: Job) -> None:
-        """The caller holds the entry, and nobody else does."""
-        entry = found.entry
-        self.slots.cut(entry, found.num_blocks)
-        entry.slot = job.slot = self._instance.arena.renew(entry.slot)
-        job.kept = entry
-        job.reused = Reuse(self._instance.geometry.block_tokens, found.num_blocks)
-
-    def _allocate(self, num_tokens: int) -> Slot | None:
-        while True:
-            try:
-                return self._instance.arena.allocate(num_tokens)
-            except Exhausted:
-                if not self.slots.give_up_oldest():
-                    return None

@@ -20,6 +20,7 @@ from daemons.conductor.view import PlacementRequest
 from daemons.core.errors import Rejected
 from daemons.core.ids import HostId, NodeId, RequestId
 from daemons.simulation.decode_batch import DecodeInstance, RunningSequence
+from daemons.simulation.device_tier import DeviceArena, InUse
 from daemons.simulation.events import EventQueue
 from daemons.simulation.fetch import Fetcher
 from daemons.simulation.hardware import HardwareProfile
@@ -31,6 +32,7 @@ from daemons.simulation.pool import MODEL, SimulatedPool
 from daemons.simulation.prefill_instance import PrefillInstance, Prompt
 from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest
 from daemons.store.columns import Rows
+from daemons.store.device_index import DeviceIndex
 
 HOT_WINDOW_S = 60.0
 HOT_REPLICAS = 3
@@ -70,6 +72,8 @@ class DisaggregatedPlan:
     """Prefill nodes that may share one long prompt, each with a range of the layers."""
     expects_siblings: bool = True
     """Whether a prompt may count on what one before it is still making, as the papers' Conductor does not."""
+    device_tokens: int = 0
+    """KV that each prefill node keeps in its devices' memory once a prompt is done; 0: none."""
 
 
 class DisaggregatedCluster:
@@ -103,6 +107,12 @@ class DisaggregatedCluster:
         self._decodes = {
             node: DecodeInstance(self._events, profile, self._finished) for node in decodes
         }
+        self._device_index = DeviceIndex()
+        self._arenas = {
+            node: DeviceArena(node, plan.device_tokens, self._device_index)
+            for node in prefills
+            if plan.device_tokens
+        }
         node_tokens = plan.node_tokens or profile.kv.dram_tokens
         self.pool = SimulatedPool(prefills, node_tokens, plan.eviction)
         block_bytes = BLOCK_TOKENS * profile.kv.bytes_per_token
@@ -110,6 +120,8 @@ class DisaggregatedCluster:
             plan.ssd_tokens // BLOCK_TOKENS, plan.object_tokens // BLOCK_TOKENS, block_bytes
         )
         self.pool.add_lower(sizes, lambda tier: Device(profile.storage_rates(tier)))
+        self._slots: dict[int, InUse] = {}
+        """Of prompts whose turn came just now, by number."""
         self._fetcher = Fetcher(self.pool, self.network, block_bytes)
         rules = HotRules(plan.hot_uses, HOT_WINDOW_S, HOT_REPLICAS)
         self.hot = HotCopies(self.pool, self.network, self._events, rules, block_bytes)
@@ -134,6 +146,7 @@ class DisaggregatedCluster:
         rows = self.pool.directory.find_prefix(hashes, now_s=now_s)
         local = self.pool.directory.leading_by_host(rows, now_s=now_s)
         slow = self._fetcher.slow_part(rows, now_s=now_s)
+        held = self._device_index.leading(hashes)
         expected = None
         if self._expects_siblings:
             expected = self.conductor.expected(hashes, len(rows), now_s=now_s)
@@ -146,6 +159,7 @@ class DisaggregatedCluster:
             local_tokens={host: blocks * BLOCK_TOKENS for host, blocks in local.items()},
             expected_on=None if expected is None else expected[0],
             expected_tokens=0 if expected is None else expected[1] * BLOCK_TOKENS,
+            device_tokens={node: blocks * BLOCK_TOKENS for node, blocks in held.items()},
             fast_tokens=slow.fast_tokens,
             staging_s=slow.staging_s,
         )
@@ -161,7 +175,7 @@ class DisaggregatedCluster:
         outcome.cached_tokens = len(rows) * BLOCK_TOKENS
         outcome.predicted_ttft_s = placement.predicted_ttft_s
         outcome.prefill, outcome.decode = placement.prefill.node, placement.decode.node
-        ready_s = self._fetch(request, outcome, rows)
+        ready_s = self._fetch(request, outcome, rows, held.get(placement.prefill.node, 0))
         self.hot.used(request.blocks, len(rows))
         helpers = placement.helpers
         outcome.num_stages = 1 + len(helpers)
@@ -171,27 +185,39 @@ class DisaggregatedCluster:
                 ready_s,
                 on_start=partial(self._prefill_begins, request, outcome, helpers),
                 on_first_token=partial(self._first_token, request, outcome, helpers),
-                on_turn=partial(self._find_siblings, request, outcome, placement.matched_tokens),
+                on_turn=partial(self._turn_comes, request, outcome, placement.matched_tokens),
             ),
             tuple(self._prefills[node] for node in helpers),
         )
 
-    def _find_siblings(
+    def _turn_comes(
         self, request: TraceRequest, outcome: RequestOutcome, planned_tokens: int
     ) -> None:
         """What others made here while it waited, where the plan counted on it, is in this node's memory by now."""
-        if planned_tokens <= outcome.cached_tokens:
-            return
         now_s, directory = self._events.now_s, self.pool.directory
-        rows = directory.find_prefix(self.pool.hashes(request.blocks), now_s=now_s)
-        here = directory.leading_by_host(rows, now_s=now_s).get(HostId(outcome.prefill), 0)
-        found = min(here * BLOCK_TOKENS, planned_tokens)
-        outcome.cached_tokens = max(outcome.cached_tokens, found)
+        hashes = self.pool.hashes(request.blocks)
+        if planned_tokens > outcome.cached_tokens:
+            rows = directory.find_prefix(hashes, now_s=now_s)
+            here = directory.leading_by_host(rows, now_s=now_s).get(HostId(outcome.prefill), 0)
+            found = min(here * BLOCK_TOKENS, planned_tokens)
+            outcome.cached_tokens = max(outcome.cached_tokens, found)
+        arena = self._arenas.get(NodeId(outcome.prefill))
+        used = None
+        if arena is not None and outcome.num_stages == 1:
+            used = arena.start(hashes, request.input_tokens)
+        if used is not None:
+            self._slots[outcome.number] = used
+            outcome.device_tokens = used.num_held * BLOCK_TOKENS
+            outcome.cached_tokens = max(outcome.cached_tokens, outcome.device_tokens)
 
-    def _fetch(self, request: TraceRequest, outcome: RequestOutcome, rows: Rows) -> float:
-        """Bring what the prefill node has not in its DRAM; when it is there."""
-        node = NodeId(outcome.prefill)
-        fetched = self._fetcher.fetch(rows, len(request.blocks), node, now_s=self._events.now_s)
+    def _fetch(
+        self, request: TraceRequest, outcome: RequestOutcome, rows: Rows, num_held: int
+    ) -> float:
+        """Bring what the prefill node has not in its DRAM, nor first in its arena; when it is there."""
+        node, now_s = NodeId(outcome.prefill), self._events.now_s
+        fetched = self._fetcher.fetch(
+            rows, len(request.blocks), node, num_held=num_held, now_s=now_s
+        )
         slow = (*fetched.ssd, *fetched.object)
         outcome.remote_tokens = len(fetched.remote) * BLOCK_TOKENS
         outcome.ssd_tokens = len(fetched.ssd) * BLOCK_TOKENS
@@ -226,8 +252,14 @@ class DisaggregatedCluster:
             num_left=request.output_tokens - 1,
             last_token_s=first_s,
         )
+        there_s = max(sent_s, first_s + last_layer_s)
         if sequence.num_left:
-            self._events.at(max(sent_s, first_s + last_layer_s), partial(self._join, sequence))
+            self._events.at(there_s, partial(self._join, sequence))
+        used = self._slots.pop(outcome.number, None)
+        if used is not None:
+            arena, hashes = self._arenas[NodeId(outcome.prefill)], self.pool.hashes(request.blocks)
+            self._events.at(first_s, partial(arena.computed, used, hashes, now_s=first_s))
+            self._events.at(there_s, partial(arena.release, used))
 
     def _join(self, sequence: RunningSequence) -> None:
         """The KV is there. Who is turned away now has been prefilled for nothing (arXiv paper, section 7.2)."""

@@ -44,10 +44,16 @@ class Fetcher:
         self._network = network
         self._block_bytes = block_bytes
 
-    def fetch(self, rows: Rows, num_asked: int, node: NodeId, *, now_s: float) -> Fetched:
-        """Begin to bring the blocks of these rows to this node."""
+    def fetch(
+        self, rows: Rows, num_asked: int, node: NodeId, *, num_held: int = 0, now_s: float
+    ) -> Fetched:
+        """Begin to bring the blocks of these rows to this node, except the first ones that its devices hold."""
         found = self._pool.take(rows, num_asked, node, now_s)
-        far = [(depth, at) for depth, at in enumerate(found) if not _is_here(at, node)]
+        far = [
+            (depth, at)
+            for depth, at in enumerate(found)
+            if depth >= num_held and not _is_here(at, node)
+        ]
         ready_s = now_s
         for place, num_blocks in sorted(Counter(_place(at) for _, at in far).items()):
             ready_s = max(ready_s, self._bring(place, num_blocks * self._block_bytes, node, now_s))

@@ -28,6 +28,8 @@ class RequestOutcome:
     ssd_tokens: int = 0
     object_tokens: int = 0
     """Of the cached ones: read from these tiers, of whatever node."""
+    device_tokens: int = 0
+    """Of the cached ones: the first, which its prefill instance still had in its KV arena."""
     prefill: str = ""
     decode: str = ""
     predicted_ttft_s: float = 0.0
@@ -83,6 +85,7 @@ class HitSample(msgspec.Struct, frozen=True, kw_only=True):
     dram: float
     ssd: float
     object: float
+    device: float = 0.0
 
 
 class TierUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,13 +207,15 @@ def hits_over_time(outcomes: Sequence[RequestOutcome], num_samples: int = 30) ->
         return []
     total = sums([o.input_tokens for o in done])
     ssd, below = sums([o.ssd_tokens for o in done]), sums([o.object_tokens for o in done])
-    dram = sums([o.cached_tokens for o in done]) - ssd - below
+    device = sums([o.device_tokens for o in done])
+    dram = sums([o.cached_tokens for o in done]) - ssd - below - device
     return [
         HitSample(
             time_s=end_s * index / num_samples,
             dram=float(dram[index] / total[index]),
             ssd=float(ssd[index] / total[index]),
             object=float(below[index] / total[index]),
+            device=float(device[index] / total[index]),
         )
         for index in np.flatnonzero(total).tolist()
     ]

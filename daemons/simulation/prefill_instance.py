@@ -68,7 +68,8 @@ class PrefillInstance:
             num_stages=num_stages,
             chunk_tokens=self._chunk_tokens,
         )
-        return max(compute_s, self._profile.load_s(outcome.cached_tokens) / num_stages)
+        num_loaded = outcome.cached_tokens - outcome.device_tokens
+        return max(compute_s, self._profile.load_s(num_loaded) / num_stages)
 
     def _done(self, prompt: Prompt, group: tuple["PrefillInstance", ...]) -> None:
         outcome = prompt.outcome

@@ -99,9 +99,11 @@ def tier_use(
     num_tokens = max(1, sum(outcome.input_tokens for outcome in done))
     ssd = sum(outcome.ssd_tokens for outcome in done)
     below = sum(outcome.object_tokens for outcome in done)
-    dram = sum(outcome.cached_tokens for outcome in done) - ssd - below
+    device = sum(outcome.device_tokens for outcome in done)
+    dram = sum(outcome.cached_tokens for outcome in done) - ssd - below - device
     node_tokens = plan.node_tokens or profile.kv.dram_tokens
     sizes = (
+        ("device", device, plan.device_tokens * plan.num_prefills),
         ("dram", dram, node_tokens * plan.num_prefills),
         ("ssd", ssd, plan.ssd_tokens * plan.num_prefills),
         ("object", below, plan.object_tokens),

@@ -59,6 +59,12 @@ Decodes = Annotated[int, typer.Option("--decode", min=1, max=_MAX_NODES, help="D
 DramTokens = Annotated[
     int, typer.Option(min=0, help="KV each prefill node keeps in DRAM; 0: the profile's.")
 ]
+DeviceTokens = Annotated[
+    int,
+    typer.Option(
+        min=0, help="KV each prefill node keeps in its devices once a prompt is done; 0: none."
+    ),
+]
 SsdTokens = Annotated[
     int, typer.Option(min=0, help="KV each prefill node keeps on an SSD below its DRAM; 0: none.")
 ]
@@ -95,6 +101,7 @@ def run(
     hardware: Hardware = DEFAULT,
     rate: Rate = 1.0,
     limit: Limit = 1_000_000,
+    device_tokens: DeviceTokens = 0,
     dram_tokens: DramTokens = 0,
     ssd_tokens: SsdTokens = 0,
     object_tokens: ObjectTokens = 0,
@@ -151,6 +158,7 @@ def run(
             ttft_slo_s=ttft_slo,
             tbt_slo_s=tbt_slo,
             seed=seed,
+            device_tokens=device_tokens,
             node_tokens=dram_tokens,
             eviction=which,
             ssd_tokens=ssd_tokens,
