@@ -66,6 +66,16 @@ class TenantsSection(Section, frozen=True, kw_only=True):
     that does not say for whom it asks, by Forwarded or X-Forwarded-For, must keep /metrics and /status to itself."""
 
 
+class AccessLogSection(Section, frozen=True, kw_only=True):
+    """What was asked, for mcctl simulate: no text."""
+
+    directory: str = ""
+    """Directory of requests-DAY.jsonl: a line for each answer in the format of Mooncake's traces, with the time, both
+    lengths and a number for each 512 tokens of the prompt. mcctl simulate plan FILE reads it. Empty: none."""
+    max_size: Size = "1GiB"
+    """Of the file of one day; what comes then is counted in mc_gateway_access_lost, and not written."""
+
+
 class GatewayConfig(Section, frozen=True, kw_only=True):
     """mc-gateway.toml"""
 
@@ -76,6 +86,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     request: RequestSection = msgspec.field(default_factory=RequestSection)
     master: MasterLinkSection = msgspec.field(default_factory=MasterLinkSection)
     tenants: TenantsSection = msgspec.field(default_factory=TenantsSection)
+    access_log: AccessLogSection = msgspec.field(default_factory=AccessLogSection)
     security: SecuritySection = msgspec.field(default_factory=SecuritySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
 

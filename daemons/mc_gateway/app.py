@@ -22,6 +22,7 @@ from daemons.config.common import size_bytes
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
+from daemons.mc_gateway.access_log import open_access_log
 from daemons.mc_gateway.board import Board
 from daemons.mc_gateway.bridge import Bridge
 from daemons.mc_gateway.catalog import REFRESH_S, Catalog
@@ -54,6 +55,7 @@ class GatewayApp:
         self._max_body_bytes = size_bytes(config.http.max_body, "http.max_body")
         self._metrics = GatewayMetrics()
         self._front = open_front(config, self._metrics)
+        self._access = open_access_log(config.access_log, self._metrics)
         self._listener = _listen(config.http.host, config.http.port)
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
         node = NodeId(config.node.id)
@@ -91,6 +93,8 @@ class GatewayApp:
         self._link.close()
         self._decodes.close()
         self._front.close()
+        if self._access is not None:
+            self._access.close()
         self._listener.close()
         self.loop.close()
 
@@ -120,6 +124,7 @@ class GatewayApp:
             preparer=preparer,
             metrics=self._metrics,
             front=self._front,
+            access=self._access,
             settings=settings,
             max_body_bytes=self._max_body_bytes,
             slots=self._slots,

@@ -14,6 +14,7 @@ from daemons.client.generate import GenerationRequest
 from daemons.config.mc_gateway import RequestSection
 from daemons.core.errors import McError
 from daemons.core.ids import RequestId, new_request_id
+from daemons.mc_gateway.access_log import AccessLog
 from daemons.mc_gateway.answer import Answer, Choice
 from daemons.mc_gateway.api_body import ChatBody, CompletionBody, parse_body
 from daemons.mc_gateway.api_error import ApiError, from_mc_error, overloaded
@@ -58,6 +59,7 @@ class Gateway:
     max_body_bytes: int
     slots: "Slots"
     front: Front
+    access: AccessLog | None = None
 
 
 class Slots:
@@ -182,6 +184,9 @@ class GenerationEndpoint:
             finally:
                 answer.cancel()
                 gateway.metrics.retries.inc(answer.num_retries)
+                if gateway.access is not None:
+                    took_s = gateway.bridge.cluster.loop.clock() - began_s
+                    gateway.access.record(job.requests, answer, took_s)
             gateway.metrics.record(answer.results)
         return 200
 

@@ -35,6 +35,9 @@ class GatewayMetrics:
         self.usage_waiting = self._gauge(
             "usage_waiting", "Lines of usage that wait for room on the disk."
         )
+        self.access_lost = self._gauge(
+            "access_lost", "Lines of the access log that could not be written, or were too many."
+        )
         self.ttft_s = Histogram(
             "mc_gateway_ttft_seconds",
             "Arrival of a request to its first token.",

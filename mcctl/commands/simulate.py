@@ -10,6 +10,7 @@ import typer
 from daemons.core.errors import McError, NotFound
 from daemons.simulation import reproduce as figures
 from daemons.simulation.capacity import CapacityPoint, hit_curve, num_distinct_tokens
+from daemons.simulation.comparison import PolicyRow, compare_policies, traffics
 from daemons.simulation.coupled import CoupledPlan
 from daemons.simulation.disaggregated import ADMISSION_NAMES, POLICY_NAMES, DisaggregatedPlan
 from daemons.simulation.hardware import DEFAULT, HardwareProfile, find_profile
@@ -27,6 +28,7 @@ from mcctl.views.plan import PlanResult, show_plan
 from mcctl.views.plot_file import check_plot, write_plot
 from mcctl.views.simulation import (
     COMPARISON_COLUMNS,
+    POLICY_COLUMNS,
     RUN_COLUMNS,
     show_tiers,
     title,
@@ -213,6 +215,7 @@ def plan(
 
     \b
     Example: mcctl simulate plan conversation_trace.jsonl --nodes 12
+    Example: mcctl simulate plan requests-2026-11-30.jsonl  (an access log)
     """
     if plot is not None:
         check_plot(plot)
@@ -250,6 +253,52 @@ def plan(
             show_plan(result, profile, nodes)
     if plot is not None:
         write_plot(plot, plan_charts(curve, result.distinct_tokens, results))
+
+
+@app.command()
+@prints({"rows": list[PolicyRow]})
+def compare(
+    context: typer.Context,
+    trace: Annotated[
+        Path | None, typer.Argument(help="A JSONL trace, as it came and twice as fast.")
+    ] = None,
+    prefill: Prefills = 8,
+    decode: Decodes = 8,
+    hardware: Hardware = DEFAULT,
+    limit: Limit = 1_000_000,
+    requests: Annotated[
+        int, typer.Option(min=10, max=100_000, help="Of each kind of made-up traffic.")
+    ] = _MADE_UP_REQUESTS,
+    admission: Annotated[
+        str, typer.Option(help=f"Of all policies: {', '.join(ADMISSION_NAMES)}.")
+    ] = "objectives",
+    ttft_slo: TtftSlo = 30.0,
+    tbt_slo: TbtSlo = 0.1,
+) -> None:
+    """Every policy on the same traffic, beside ours. Exits with 1 where ours does not keep its goals.
+
+    \b
+    Example: mcctl simulate compare conversation_trace.jsonl
+    """
+    if admission not in ADMISSION_NAMES:
+        raise typer.BadParameter(f"{admission} is none of {', '.join(ADMISSION_NAMES)}")
+    profile, objectives = find_profile(hardware), Objectives(ttft_slo, tbt_slo)
+    asked = [] if trace is None else read_trace(trace, limit=limit)
+    plan = DisaggregatedPlan(
+        prefill, decode, admission=admission, ttft_slo_s=ttft_slo, tbt_slo_s=tbt_slo
+    )
+    rows: list[PolicyRow] = []
+    with render.progress("replaying") as progress:
+        for traffic in traffics(asked, requests, prefill, profile):
+            rows += compare_policies(
+                traffic, lambda policy: replace(plan, policy=policy), profile, objectives, progress
+            )
+    output = settings_of(context).output
+    text = "every policy, with the same admission; on a trace ours has more goodput or the shorter mean TTFT"
+    render.emit(output, {"rows": rows}, POLICY_COLUMNS, rows, title=text)
+    missed = sum(not row.is_goal_met for row in rows)
+    if missed:
+        raise McError(f"{missed} of {len(rows)} policies are better somewhere than ours may be")
 
 
 @app.command()

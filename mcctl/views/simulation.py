@@ -82,6 +82,21 @@ TIER_COLUMNS: Final = [
     Column("lost", lambda row: size_text(row[0].lost_gb) or "-", is_number=True, extra=1),
 ]
 
+POLICY_COLUMNS: Final = [
+    Column("traffic", lambda row: row.traffic),
+    Column("requests/s", lambda row: f"{row.requests_per_s:.2f}", is_number=True, extra=1),
+    Column("policy", lambda row: row.policy),
+    Column("goodput", percent(lambda row: row.goodput), is_number=True),
+    Column("rejected", lambda row: str(row.num_rejected), is_number=True),
+    Column("TTFT mean", lambda row: format_duration(row.ttft_mean_s), is_number=True),
+    Column("TTFT p90", lambda row: format_duration(row.ttft_p90_s), is_number=True),
+    Column("TBT p90", lambda row: format_duration(row.tbt_p90_s), is_number=True, extra=3),
+    Column("reused", percent(lambda row: row.reused_fraction), is_number=True, extra=2),
+    Column("our goodput", lambda row: f"x{row.goodput_ratio:.3f}", is_number=True),
+    Column("our TTFT", lambda row: f"x{row.ttft_ratio:.3f}", is_number=True),
+    Column("", lambda row: "" if row.is_goal_met else "OUT"),
+]
+
 COMPARISON_COLUMNS: Final = [
     Column("figure", lambda row: row.figure),
     Column("what", lambda row: row.what),

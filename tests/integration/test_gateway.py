@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from daemons.config.common import MasterLinkSection
 from daemons.config.mc_gateway import (
+    AccessLogSection,
     GatewayConfig,
     HttpSection,
     NodeSection,
@@ -383,6 +384,7 @@ def running_gateway(
     directory: Path,
     decodes: list[ScriptedDecode],
     tenants: TenantsSection | None = None,
+    access_log: AccessLogSection | None = None,
     **http: object,
 ) -> Iterator[Bench]:
     master = ScriptedMaster(decodes)
@@ -392,6 +394,7 @@ def running_gateway(
         http=HttpSection(port=0, **http),  # type: ignore[arg-type]
         request=RequestSection(default_max_tokens=300, timeout_s=20.0),
         tenants=tenants or TenantsSection(),
+        access_log=access_log or AccessLogSection(),
         master=MasterLinkSection(endpoint=master.endpoint),
     )
     app = GatewayApp(config)

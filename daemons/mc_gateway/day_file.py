@@ -1,0 +1,60 @@
+"""Lines appended to a file for each day (UTC). One that cannot be written is counted, not waited for."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from daemons.config.usage import day_of
+
+log = logging.getLogger(__name__)
+
+WallClock = Callable[[], float]
+
+
+class DayFile:
+    """Coroutines' thread. Raises OSError when nothing can be written there. `max_bytes` bounds one day; 0: nothing."""
+
+    def __init__(
+        self, path_of: Callable[[str], Path], wall: WallClock, *, what: str, max_bytes: int = 0
+    ) -> None:
+        """`path_of`: of a day; `what`: the lines, for the log."""
+        self.wall = wall
+        self.num_lost = 0
+        self._path_of = path_of
+        self._what = what
+        self._max_bytes = max_bytes
+        self._day = ""
+        self._descriptor = -1
+        self._num_bytes = 0
+        self._open(day_of(wall()))
+
+    def append(self, line: bytes) -> None:
+        data = line + b"\n"
+        try:
+            self._open(day_of(self.wall()))
+            is_full = 0 < self._max_bytes < self._num_bytes + len(data)
+            is_whole = not is_full and os.write(self._descriptor, data) == len(data)
+            why = "the file of this day is full" if is_full else "no space"
+        except OSError as error:
+            is_whole, why = False, error.strerror or str(error)
+        if is_whole:
+            self._num_bytes += len(data)
+            return
+        if not self.num_lost:
+            log.error("%s is lost why=%s", self._what, why)
+        self.num_lost += 1
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self, day: str) -> None:
+        if day == self._day and self._descriptor >= 0:
+            return
+        self.close()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self._path_of(day), flags, 0o640)
+        self._num_bytes = os.fstat(self._descriptor).st_size
+        self._day = day
