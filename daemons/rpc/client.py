@@ -20,8 +20,8 @@ from daemons.protocol.base import MALFORMED, Message, Ping
 from daemons.protocol.failure import Failure, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
-from daemons.rpc.dealer import MONITORED, NO_KEYS, keys_missing, new_dealer
-from daemons.rpc.frames import has_more, receive, send_frames
+from daemons.rpc.dealer import AT_ONCE_S, MONITORED, NO_KEYS, keys_missing, new_dealer
+from daemons.rpc.frames import await_message, has_more, receive, send_frames
 from daemons.rpc.framing import Header, Kind, unpack_header
 from daemons.rpc.loop import Loop, Timer
 
@@ -29,8 +29,6 @@ CONNECT_TIMEOUT_S = 0.75
 BEAT_S = 0.5
 MISSED_BEATS = 4
 MAX_PENDING = 4096
-_AT_ONCE_S = 0.02
-"""So long an answer is awaited without the loop's help; beats are too rare to miss it."""
 
 OnReply = Callable[[Reply | McError], object]
 OnPart = Callable[[Part], object]
@@ -127,14 +125,15 @@ class Channel:
         """
         loop = self.loop
         loop.catch_up()  # hear now of a loss that happened while nobody turned the loop
-        if not self.is_connected or self._pending or self._is_revoked:
+        has_time = timeout_s >= AT_ONCE_S
+        if not self.is_connected or self._pending or self._is_revoked or not has_time:
             return self._call_in_turns(message, timeout_s, meanwhile)
         request_id = next(self._ids)
         self.last_used_s = started_s = loop.clock()
         self._send(request_id, message, timeout_s)
         if meanwhile is not None:
             meanwhile()
-        answer = self._answer_at_once(request_id, min(timeout_s, _AT_ONCE_S))
+        answer = self._answer_at_once(request_id)
         if answer is not None:
             return answer
         got: list[Reply | McError] = []
@@ -178,12 +177,14 @@ class Channel:
             self._beat_timer = self.loop.every(BEAT_S, self._beat)
         return pending
 
-    def _answer_at_once(self, request_id: int, wait_s: float) -> Reply | McError | None:
-        """None: not there yet, or something else is to be looked at first; then no frame of it was taken."""
-        socket = self._socket
-        if socket is None or not self.loop.hears_only(socket, wait_s):
+    def _answer_at_once(self, request_id: int) -> Reply | McError | None:
+        """None: not there within AT_ONCE_S, in which nothing but this socket is heard."""
+        if self._socket is None:
             return None
-        frames = [part.bytes for part in receive(socket)]
+        try:
+            frames = [part.bytes for part in await_message(self._socket)]
+        except zmq.Again:
+            return None
         try:
             header = unpack_header(frames[0])
             if header.kind is Kind.REPLY and header.request_id == request_id:

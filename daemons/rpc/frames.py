@@ -1,4 +1,4 @@
-"""Frames into and out of a socket, without waiting, at a fraction of what the library's own multipart calls cost."""
+"""Frames into and out of a socket, at a fraction of what the library's own multipart calls cost."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -20,7 +20,15 @@ def send_frames(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
 
 def receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     """The next message. Raises zmq.Again where there is none. A frame knows whether another follows: no asking."""
-    part = socket.recv(_NOW, copy=False)
+    return _with_rest(socket, socket.recv(_NOW, copy=False))
+
+
+def await_message(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+    """The same, after waiting for it as long as the socket's RCVTIMEO says: the cheapest wait there is."""
+    return _with_rest(socket, socket.recv(0, copy=False))
+
+
+def _with_rest(socket: "zmq.Socket[bytes]", part: zmq.Frame) -> list[zmq.Frame]:
     parts = [part]
     while part.more:
         part = socket.recv(_NOW, copy=False)

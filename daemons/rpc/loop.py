@@ -171,18 +171,14 @@ class Loop:
         is_due = has_due or bool(self._posted) or bool(self._poller.poll(0))
         if is_due:
             self.run_once(0.0)
+        else:
+            self._last_turn_s = self.clock()
         return is_due
 
     def catch_up(self) -> None:
         """`turn_if_due`, where the last look at the sockets is not of just now."""
         if self.clock() - self._last_turn_s > _JUST_NOW_S:
             self.turn_if_due()
-
-    def hears_only(self, socket: "zmq.Socket[bytes]", wait_s: float) -> bool:
-        """Wait for this socket to be readable; False when time is up or anything else happens first."""
-        ready = self._poller.poll(math.ceil(wait_s * 1000))
-        self._last_turn_s = self.clock()
-        return len(ready) == 1 and ready[0][0] is socket
 
     def stop(self) -> None:
         """Thread-safe; the turn in progress is finished."""
