@@ -4,7 +4,7 @@ Loop thread only; copying is the workers'. All calls that carry one put_id get o
 """
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -355,10 +355,10 @@ class Puts:
         self._parts.replicas.flush()
         for call in session.calls:
             call.reply(reply)
-        counts = Counter(session.results)
+        counts = {status: session.results.count(status) for status in set(session.results)}
         for status, count in counts.items():
             self._parts.metrics.put_blocks.labels(status).inc(count)
-        if counts["exhausted"]:
+        if "exhausted" in counts:
             self._parts.reporter.refused(counts["exhausted"])
         # These are no outcomes: the same put may be tried again.
         if not counts.keys() & {"exhausted", "failed", "being_written"}:

@@ -253,8 +253,10 @@ class ReplicaTable:
         return True
 
     def _refuse_reserved(self, length: int) -> None:
+        if not self.reserved_bytes:
+            return
         used_bytes, capacity_bytes = self.usage()
-        if self.reserved_bytes and used_bytes + length > capacity_bytes:
+        if used_bytes + length > capacity_bytes:
             usage = format_usage(used_bytes, self.segments.usable_bytes)
             raise Exhausted(
                 f"no room for {format_size(length)}: {usage} are in use, "

@@ -50,6 +50,8 @@ class BlockTable:
         self.rows_by_name: dict[bytes, dict[bytes, int]] = {}
         """By namespace and name, for look-ups that need not hash."""
         self._kind_ids: dict[BlockKind, int] = {}
+        self._named_kinds: set[int] = set()
+        """Of which some block is or was an object."""
         self._pool = RowPool()
 
     def __len__(self) -> int:
@@ -88,15 +90,19 @@ class BlockTable:
 
     def name(self, row: int, named: NamedValue) -> None:
         """Of a new object, or of one in a new version."""
-        kind = self.kinds[self.kind.values[row]]
+        kind_id = self.kind.values.item(row)
+        kind = self.kinds[kind_id]
         assert kind is not None, "a row in use has a kind"
+        self._named_kinds.add(kind_id)
         self.names[row] = Named(kind.namespace, named.name, named.value_bytes)
         self.rows_by_name.setdefault(kind.namespace, {})[named.name] = row
 
     def remove_all(self, hashes: Sequence[BlockHash], rows: Rows) -> None:
         """Blocks that are there, each once."""
         deque(map(self.row_by_hash.__delitem__, hashes), 0)
-        if self.names:
+        counts = np.bincount(self.kind.values[rows])
+        kind_ids = np.flatnonzero(counts).tolist()
+        if not self._named_kinds.isdisjoint(kind_ids):
             for row in self.names.keys() & set(rows.tolist()):
                 self._unname(row)
         if self.num_wanted:
@@ -105,8 +111,7 @@ class BlockTable:
         if self.num_hot:
             self.num_hot -= int(np.count_nonzero(self.hot.values[rows]))
             self.hot.values[rows] = 0
-        counts = np.bincount(self.kind.values[rows])
-        for kind_id in np.flatnonzero(counts).tolist():
+        for kind_id in kind_ids:
             self.num_by_kind[kind_id] -= int(counts[kind_id])
             if not self.num_by_kind[kind_id]:
                 self._forget_kind(kind_id)
@@ -184,7 +189,8 @@ class BlockTable:
 
     def _count_kinds(self, sealed: SealedBlocks, common: NDArray[np.uint32]) -> NDArray[np.int32]:
         """The kind of each, counted; none is kept that no block is of."""
-        counts = np.bincount(common, minlength=len(sealed.kinds)).tolist()
+        is_one = len(sealed.kinds) == 1  # as mostly, and `common` was looked at before
+        counts = [len(common)] if is_one else np.bincount(common, minlength=len(sealed.kinds)).tolist()
         ids = np.full(len(sealed.kinds), NO_ROW, np.int32)
         for number, (kind, count) in enumerate(zip(sealed.kinds, counts, strict=True)):
             if count:
@@ -205,4 +211,5 @@ class BlockTable:
         named = self.kinds[kind_id]
         assert named is not None, "a kind in use is known"
         del self._kind_ids[named]
+        self._named_kinds.discard(kind_id)
         self.kinds[kind_id] = None

@@ -12,10 +12,10 @@ from daemons.store.columns import Rows
 from daemons.store.lease import LeaseTable
 from daemons.store.replica_table import ReplicaTable
 
-MAX_AGE_S = 1.0
-"""A later choice may be another one."""
+MAX_AGE_S = 10.0
+"""A later choice may be another one: of what was not used since, only leases that ended and heat that faded differ."""
 
-_WINDOW = 512
+_WINDOW = 256
 """Rows looked at together: a report seldom takes more."""
 
 

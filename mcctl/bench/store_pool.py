@@ -14,6 +14,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, Unavailable
 from mcctl import paths
 from mcctl.cluster.plan import free_ports
+from mcctl.cluster.spawning import MASTER_ENVIRONMENT
 
 _READY_S: Final = 60.0
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -80,12 +81,13 @@ class StorePool:
         flags = [word for setting in settings for word in ("--set", setting)]
         guard = [sys.executable, "-m", "mcctl.cluster.die_with_parent", str(os.getpid())]
         log = self._sockets / f"{len(self._processes)}.log"
+        own = MASTER_ENVIRONMENT if module == "daemons.mc_master" else {}
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [*guard, sys.executable, "-m", module, *flags],
                 stdin=subprocess.DEVNULL,
                 stderr=file,
-                env=os.environ | _ENVIRONMENT,
+                env=os.environ | _ENVIRONMENT | own,
             )
         self._processes.append(process)
 

@@ -15,6 +15,8 @@ _ENVIRONMENT: Final = {
     "GOMP_SPINCOUNT": "0",
     "PYTHONUNBUFFERED": "1",
 }
+MASTER_ENVIRONMENT: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""As its unit has it."""
 EXIT_CONFIG: Final = 78
 _NOT_INHERITED: Final = (
     "NOTIFY_SOCKET",
@@ -44,6 +46,8 @@ def spawn(
         guard = [sys.executable, "-m", "mcctl.cluster.die_with_parent", str(os.getpid())]
         command = guard + command
     environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    if role == "master":
+        environment |= MASTER_ENVIRONMENT
     with log_path(directory, name).open("ab") as log:
         # A session of its own: Ctrl-C reaches us alone, and we end them in order.
         return subprocess.Popen(
