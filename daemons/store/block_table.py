@@ -190,7 +190,9 @@ class BlockTable:
     def _count_kinds(self, sealed: SealedBlocks, common: NDArray[np.uint32]) -> NDArray[np.int32]:
         """The kind of each, counted; none is kept that no block is of."""
         is_one = len(sealed.kinds) == 1  # as mostly, and `common` was looked at before
-        counts = [len(common)] if is_one else np.bincount(common, minlength=len(sealed.kinds)).tolist()
+        counts = (
+            [len(common)] if is_one else np.bincount(common, minlength=len(sealed.kinds)).tolist()
+        )
         ids = np.full(len(sealed.kinds), NO_ROW, np.int32)
         for number, (kind, count) in enumerate(zip(sealed.kinds, counts, strict=True)):
             if count:

@@ -12,7 +12,7 @@ from daemons.store.columns import Rows
 from daemons.store.lease import LeaseTable
 from daemons.store.replica_table import ReplicaTable
 
-MAX_AGE_S = 10.0
+MAX_AGE_S = 5.0
 """A later choice may be another one: of what was not used since, only leases that ended and heat that faded differ."""
 
 _WINDOW = 256

@@ -20,6 +20,7 @@ from daemons.store.listing import list_blocks, select_replicas, total
 from daemons.store.pins import HARD, SOFT, HeldPin
 from daemons.store.slot_table import Place
 from daemons.store.victim_choice import SURPLUS_IDLE_S
+from daemons.store.victim_queue import MAX_AGE_S
 
 NAMESPACE = b"n" * 16
 LENGTH = 100
@@ -460,9 +461,9 @@ def test_idle_replicas_of_which_there_are_more_than_wanted_are_victims_first() -
         made.record_sealed(node, SealedBlocks.pack(sealed(both)), now_s=10)
     now_s = 10 + SURPLUS_IDLE_S
     assert made.victims(N0, LENGTH, now_s=now_s) == [old[-1]], "in use a moment ago"
-    now_s += RENAME_AFTER_S
+    now_s += MAX_AGE_S
     assert made.victims(N0, 2 * LENGTH, now_s=now_s) == both[: -len(both) - 1 : -1][:2]
-    now_s += RENAME_AFTER_S
+    now_s += MAX_AGE_S
     made.choice.default_wanted = 2
     assert made.victims(N0, LENGTH, now_s=now_s) == [old[-1]], "two are wanted of all"
     made.check_invariants()
