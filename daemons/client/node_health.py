@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from daemons.core.errors import McError
 from daemons.core.ids import NodeId
 from daemons.protocol.block import BlockLocation, SuspectNode
+from daemons.transfer import NoTurn
 
 HEDGE_S: Final = 0.1
 """A replica that has not answered for so long is left for another one."""
@@ -64,8 +65,13 @@ class NodeHealth:
             suspect.until_s = now_s + suspect.pause_s
             return False
 
-    def failed(self, at: BlockLocation, why: str) -> None:
-        """It did not answer, or refused; says nothing of its bytes. Each time in a row the pause is longer."""
+    def failed(self, at: BlockLocation, error: McError) -> None:
+        """It did not answer, or refused; says nothing of its bytes. Each time in a row the pause is longer.
+
+        What waited behind transfers of our own speaks of them, and not of the node.
+        """
+        if isinstance(error, NoTurn):
+            return
         with self._lock:
             now_s = self._clock()
             suspect = self._suspects.get(life_of(at))
@@ -76,7 +82,7 @@ class NodeHealth:
             else:
                 suspect.pause_s = min(2 * suspect.pause_s, _LAST_PAUSE_S)
                 suspect.until_s = now_s + suspect.pause_s
-        self._on_suspect(at, why)
+        self._on_suspect(at, error.message)
 
     def answered(self, at: BlockLocation) -> None:
         if self._suspects:
@@ -113,7 +119,7 @@ class NodeHealth:
                 found = attempt(replica, min(silent_s, left_s))
             except McError as raised:
                 error = raised
-                self.failed(replica, raised.message)
+                self.failed(replica, raised)
                 continue
             self.answered(replica)
             if found is not None:

@@ -134,7 +134,7 @@ class OpenedBlocks:
             done, end = good, min(end, self.num_good)
         return end
 
-    def _fetch(self, reads: _Reads, end: int, deadline_s: float) -> tuple[int, str | None]:
+    def _fetch(self, reads: _Reads, end: int, deadline_s: float) -> tuple[int, McError | None]:
         """One batch a region, in the order of the blocks. The first block that did not arrive, and why."""
         batches: list[tuple[int, RegionRef, Grant | None, list[Read]]] = []
         for run, read in reads:
@@ -157,7 +157,7 @@ class OpenedBlocks:
             except McError as error:
                 if is_hurried:
                     self._hurried.add(life_of(self.locations[first]))
-                return first, error.message
+                return first, error
             self._health.answered(self.locations[first])
         return end, None
 
@@ -168,15 +168,15 @@ class OpenedBlocks:
             return True
         return life not in self._hurried and any(self._others[first:last])
 
-    def _left(self, index: int, why: str) -> None:
+    def _left(self, index: int, error: McError) -> None:
         """Its node cannot be read: this block, and those behind it on the same node, go to others where there are."""
         failed = self.locations[index]
         life = life_of(failed)
         may_return = life in self._hurried and life not in self._returned | self._suspects
         if may_return:
             self._returned.add(life)
-        self.unreachable.append((failed, why))
-        self._health.failed(failed, why)
+        self.unreachable.append((failed, error.message))
+        self._health.failed(failed, error)
         self._turn(index, may_return=may_return)
         for later in range(index + 1, self.num_good):
             if self._others[later] and life_of(self.locations[later]) == life:

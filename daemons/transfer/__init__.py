@@ -20,6 +20,7 @@ from daemons.transfer.strided import ByteArray, contiguous
 from daemons.transfer.transports.base import (
     Cancelled,
     NotOver,
+    NoTurn,
     Read,
     ReadBatch,
     StaleEpoch,
@@ -37,6 +38,7 @@ __all__ = [
     "GenerationTable",
     "Grant",
     "Handle",
+    "NoTurn",
     "NotOver",
     "Notification",
     "Pinned",

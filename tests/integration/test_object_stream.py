@@ -1,17 +1,33 @@
 """Blocks of objects over a connection: what arrived whole is good, whatever happened to those beside it."""
 
+import contextlib
+import socket
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
 
 from daemons.client.objects.format import FOOTER_BYTES, PIECE_BYTES, Footer, pack_footer
 from daemons.client.objects.stream import Arriving, receive
 from daemons.core.errors import Unavailable
-from daemons.core.ids import BlockHash, NodeId
+from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.protocol.block import BlockLocation
+from daemons.protocol.segment import RegionRef
 from daemons.store.seal import BadSeal, Trailer, payload_checksums, seal
-from daemons.transfer import ByteArray, TransferEngine
+from daemons.transfer import (
+    ByteArray,
+    Cancelled,
+    NoTurn,
+    Read,
+    ReadBatch,
+    TransferEngine,
+    contiguous,
+)
+from daemons.transfer.transports.stream import MAX_CONNECTIONS, StreamPool
 
 SIZES = (0, 1, 5000, PIECE_BYTES - 60, PIECE_BYTES, 2 * PIECE_BYTES + 7)
 
@@ -86,6 +102,51 @@ def test_blocks_of_all_lengths_come_by_one_request(
     assert [body.tobytes() for body in bodies] == sealed.values
     footers = [None if each.footer is None else each.footer.value_bytes for each in arriving]
     assert footers == [*SIZES, None]
+
+
+def test_a_connection_that_ended_while_it_was_idle_is_no_failure_of_reads_that_report(
+    owner: TransferEngine,
+) -> None:
+    sealed = Sealed(owner)
+    host, port = owner.address.tcp.rsplit(":", 1)
+    made: list[socket.socket] = []
+
+    def connect(timeout_s: float) -> socket.socket:
+        made.append(socket.create_connection((host, int(port)), timeout_s))
+        return made[-1]
+
+    pool, reported = StreamPool(connect), Counter[int]()
+    for _ in range(2):
+        read = Read.into(contiguous(0, 4096), np.empty(4096, np.uint8))
+        batch = ReadBatch(sealed.locations[0].region, [read], timeout_s=20.0)
+        batch.on_read = lambda index: reported.update([index])
+        pool.read(batch)
+        made[-1].shutdown(socket.SHUT_RDWR)
+    pool.close()
+    assert (len(made), reported[0]) == (2, 2)
+
+
+def test_who_waits_for_a_connection_of_its_own_process_says_so(reader: TransferEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        silent.settimeout(20.0)
+        address = msgspec.structs.replace(
+            reader.address, tcp=f"127.0.0.1:{silent.getsockname()[1]}", epoch=Epoch(7)
+        )
+        region = RegionRef(address=address, region_id=1, size_bytes=4096)
+
+        def batch(timeout_s: float) -> ReadBatch:
+            read = Read.into(contiguous(0, 4096), np.empty(4096, np.uint8))
+            return ReadBatch(region, [read], timeout_s=timeout_s, cancelled=is_over)
+
+        is_over = threading.Event()
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as others, contextlib.ExitStack() as accepted:
+            running = [others.submit(reader.run, batch(60.0)) for _ in range(MAX_CONNECTIONS)]
+            for _ in running:
+                accepted.enter_context(silent.accept()[0])
+            with pytest.raises(NoTurn, match="this process had all its 8 connections"):
+                reader.run(batch(0.1))
+            is_over.set()
+            assert all(isinstance(each.exception(20.0), Cancelled) for each in running)
 
 
 def test_a_changed_byte_spoils_its_own_block_alone(

@@ -13,7 +13,7 @@ from kit.pool import SourceMemory, chain, running_pool, short_directory, sources
 
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged
-from daemons.protocol.block import BlockFilter, Tier
+from daemons.protocol.block import BlockFilter, BlockLocation, Tier
 
 NUM_BLOCKS = 20
 
@@ -84,6 +84,7 @@ def test_what_the_ssd_gives_up_is_in_the_object_store_and_a_clear_deletes_it_eve
         "ssd.capacity=16MiB",
         "ssd.bucket=4MiB",
         "ssd.flush=write-through",
+        "object.timeout_s=20",
     ]
     with running_pool(directory, settings=settings) as pool:
         for first in range(0, num_blocks, 10):
@@ -92,9 +93,10 @@ def test_what_the_ssd_gives_up_is_in_the_object_store_and_a_clear_deletes_it_eve
         with ClusterClient(pool.master) as cluster:
             wait_for(lambda: num_in(cluster, "object") > 20, 20)
             assert num_in(cluster, "ssd") < 60
-            below = [each for each in pool.match(hashes) if each.tier == "object"][:5]
-            with staged(below, timeout_s=10) as here:
-                assert len(here) == len(below) > 0
+            # Not by its prefix: a store that is slow for a moment costs a block, and what lies behind it.
+            best = [replicas[0] for replicas in cluster.locate(hashes) if replicas]
+            below = [each for each in best if each.tier == "object"][:5]
+            wait_for(lambda: num_staged(below) == len(below) > 0, 60)
             cluster.clear_blocks(BlockFilter())
             wait_for(lambda: cluster.cache_stat().num_blocks == 0)
             pool.node.process.kill()
@@ -124,6 +126,11 @@ def test_a_store_that_is_down_costs_misses_and_is_used_once_it_is_back(
             object_server.start()
             wait_for(lambda: len(pool.match(hashes)) == NUM_BLOCKS, 90)  # it rests ever longer
             assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
+
+
+def num_staged(locations: list[BlockLocation]) -> int:
+    with staged(locations, timeout_s=10) as here:
+        return len(here)
 
 
 def num_in(cluster: ClusterClient, tier: Tier) -> int:

@@ -144,7 +144,7 @@ class AsyncStore:
     async def get_into_many(
         self, wanted: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
     ) -> list[int | McError | None]:
-        arrays, copies = targets_of([target for _, target in wanted])
+        arrays, copies = targets_of(wanted)
         names, types = [name for name, _ in wanted], [type_of(target) for _, target in wanted]
         found = await self._run(self._verbs.get(names, timeout_s, arrays, types))
         for copy in copies:

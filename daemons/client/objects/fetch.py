@@ -142,7 +142,7 @@ class ObjectFetch:
         return (
             yield from work(
                 lambda: self._again(
-                    name, first, lambda at: self._part(at, start, length, deadline_s)
+                    name, first, deadline_s, lambda at: self._part(at, start, length, deadline_s)
                 )
             )
         )
@@ -188,10 +188,15 @@ class ObjectFetch:
     def _value(
         self, name: bytes, found: Found, target: ByteArray | None, deadline_s: float
     ) -> tuple[Footer, ByteArray] | None:
-        return self._again(name, found, lambda at: self._read(at, target, deadline_s))
+        return self._again(name, found, deadline_s, lambda at: self._read(at, target, deadline_s))
 
-    def _again(self, name: bytes, found: Found, read: Callable[[Found], Result]) -> Result | None:
-        """Again where the master places it now, as it may just have been replaced; None for what stays bad."""
+    def _again(
+        self, name: bytes, found: Found, deadline_s: float, read: Callable[[Found], Result]
+    ) -> Result | None:
+        """Again where the master places it now, as it may just have been replaced; None for what stays bad.
+
+        Not once the time is up: of a batch there may be thousands left.
+        """
         is_cached = found.is_cached
         for attempt in range(_ATTEMPTS):
             try:
@@ -205,9 +210,12 @@ class ObjectFetch:
                         raise
                     self._lookup.report_bad(found.places[0].location, error.message)
                     return None
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise Unavailable(f"it was not read in time: {error.message}") from error
             if not is_cached:
                 time.sleep(_REPORTED_S)
-            [fresh] = self._lookup.find_now([name], 2.0, is_fresh=True)
+            [fresh] = self._lookup.find_now([name], min(2.0, left_s), is_fresh=True)
             if not isinstance(fresh, Found):
                 _raise(fresh)
                 if not is_bad and self._lookup.cache.is_own(name):
@@ -317,7 +325,7 @@ class ObjectFetch:
         error: McError = BadSeal("there is no replica that the manifest names")
         doubted = [place for place in places if self._health.is_suspect(place.location)]
         ranked = [place for place in places if place not in doubted] + doubted
-        if may_ask and len(doubted) == len(places):
+        if len(doubted) == len(places) and (may_ask or time.monotonic() >= deadline_s):
             raise Unavailable("all the nodes that are known to have it failed a moment ago")
         for index, place in enumerate(ranked):
             left_s = deadline_s - time.monotonic()
@@ -335,7 +343,7 @@ class ObjectFetch:
             except (TransferError, Unavailable) as failure:
                 error = failure
                 if isinstance(failure, Unavailable):
-                    self._health.failed(place.location, failure.message)
+                    self._health.failed(place.location, failure)
             else:
                 self._health.answered(place.location)
                 return result

@@ -158,7 +158,7 @@ class Store:
         self, wanted: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
     ) -> list[int | McError | None]:
         """What a target holds is undefined where the result is no number."""
-        arrays, copies = targets_of([target for _, target in wanted])
+        arrays, copies = targets_of(wanted)
         names, types = [name for name, _ in wanted], [type_of(target) for _, target in wanted]
         found = self._run(self._verbs.get(names, timeout_s, arrays, types))
         for copy in copies:

@@ -126,6 +126,6 @@ class Together:
         except McError as error:
             # Where there is nobody else the usual way has more patience: it is not in doubt yet.
             if has_others and isinstance(error, Unavailable):
-                self._health.failed(place.location, error.message)
+                self._health.failed(place.location, error)
         else:
             self._health.answered(place.location)

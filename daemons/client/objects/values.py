@@ -4,6 +4,7 @@ Knows torch only by what it is given, and never imports it.
 """
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,11 +23,16 @@ def on_host(value: Any) -> Any:
     return value
 
 
-def targets_of(targets: Sequence[Any]) -> tuple[list[ByteArray], list[Callable[[], object]]]:
-    """Host memory to read into, and what brings it to those targets that are elsewhere. Raises TransferError."""
+def targets_of(
+    wanted: Sequence[tuple[bytes | str, Any]],
+) -> tuple[list[ByteArray], list[Callable[[], object]]]:
+    """Host memory to read into, and what brings it to those targets that are elsewhere. Raises TransferError.
+
+    One name may be read into one target twice; what else overlaps would be torn, and is refused.
+    """
     arrays: list[ByteArray] = []
     copies: list[Callable[[], object]] = []
-    for target in targets:
+    for _, target in wanted:
         if hasattr(target, "data_ptr") and str(target.device) != "cpu":
             staged = target.new_empty(target.shape, device="cpu")
             copies.append(functools.partial(target.copy_, staged))
@@ -35,6 +41,13 @@ def targets_of(targets: Sequence[Any]) -> tuple[list[ByteArray], list[Callable[[
             arrays.append(as_bytes(target))
             if not arrays[-1].flags.writeable:
                 raise TransferError("the memory to read into is read-only")
+    spans = [(array.__array_interface__["data"][0], array.nbytes) for array in arrays]
+    order = sorted(range(len(spans)), key=spans.__getitem__)
+    for before, after in itertools.pairwise(order):
+        (start, size), (next_start, next_size) = spans[before], spans[after]
+        is_again = spans[before] == spans[after] and wanted[before][0] == wanted[after][0]
+        if next_size and next_start < start + size and not is_again:
+            raise Rejected(f"the targets of values {before} and {after} of this call overlap")
     return arrays, copies
 
 

@@ -20,6 +20,10 @@ class Unreachable(Unavailable):
     """This transport has no path to the peer and moved nothing: the next one may try."""
 
 
+class NoTurn(Unavailable):
+    """The time went by while other batches of this process had all connections to the peer: it was not asked."""
+
+
 class StaleEpoch(TransferError):
     """The descriptor is of an earlier life of the peer."""
 

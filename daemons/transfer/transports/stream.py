@@ -17,6 +17,7 @@ from daemons.transfer.transports.access import authenticate, give_name
 from daemons.transfer.transports.base import (
     Batch,
     NotOver,
+    NoTurn,
     ReadBatch,
     Unreachable,
     WriteBatch,
@@ -88,14 +89,17 @@ class StreamPool:
 
     def read(self, batch: ReadBatch) -> None:
         """All of a batch, in as many requests as its ranges need; on one connection."""
-        stream, is_reused = self._take(batch)
+        if batch.on_read is None:
+            stream, may_repeat = self._take(batch)
+        else:  # what has reported is not asked for again
+            stream, may_repeat = self._take_open(batch), False
         try:
             parts = parts_of(len(batch.reads))
             first = next(parts)
             try:
                 read_part(stream, batch, first)
             except ConnectionError:
-                if not is_reused or batch.on_read is not None:
+                if not may_repeat:
                     raise
                 # The peer may have closed an idle connection; ask once more on a new one.
                 stream.close()
@@ -223,14 +227,10 @@ class StreamPool:
         """An idle connection or a new one, and whether it was idle."""
         self.last_used_s = time.monotonic()
         with self._changed:
-            while not self._idle and self._num_open >= MAX_CONNECTIONS:
-                self._num_waiting += 1
-                try:
-                    self._changed.wait(min(batch.remaining_s(), sockets.TICK_S))
-                finally:
-                    self._num_waiting -= 1
-            if self._idle:
-                return self._idle.pop(), True
+            while (stream := self._pop_idle()) is None and self._num_open >= MAX_CONNECTIONS:
+                self._wait_turn(batch)
+            if stream is not None:
+                return stream, True
             self._num_open += 1
         try:
             return self._open(batch), False
@@ -238,8 +238,28 @@ class StreamPool:
             self._forget()
             raise
 
+    def _pop_idle(self) -> Stream | None:
+        """In one step: the short ways take one without the lock."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _wait_turn(self, batch: Batch) -> None:
+        """A tick at most, under the lock. Raises NoTurn when the time is up."""
+        self._num_waiting += 1
+        try:
+            self._changed.wait(min(batch.remaining_s(), sockets.TICK_S))
+        except Unavailable as error:
+            name = describe(batch.region.address)
+            raise NoTurn(
+                f"this process had all its {MAX_CONNECTIONS} connections to {name} in use for {batch.timeout_s:g} s"
+            ) from error
+        finally:
+            self._num_waiting -= 1
+
     def _take_open(self, batch: Batch) -> Stream:
-        """One that the peer has not closed meanwhile: a WRITE is never repeated."""
+        """One that the peer has not closed meanwhile: for what is never repeated."""
         while True:
             stream, is_reused = self._take(batch)
             if not is_reused or sockets.is_open(stream.sock):

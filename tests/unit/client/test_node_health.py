@@ -7,6 +7,7 @@ from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import DataAddress, RegionRef
+from daemons.transfer import NoTurn
 
 HEDGE_S = 0.1
 
@@ -81,13 +82,19 @@ def test_a_node_that_is_back_is_found_by_one_read_after_a_pause(bench: Bench) ->
 
 def test_only_one_read_at_a_time_finds_out(bench: Bench) -> None:
     at = replica("a")
-    bench.health.failed(at, "gone")
+    bench.health.failed(at, Unavailable("gone"))
     bench.now_s += 0.6
     assert [bench.health.is_suspect(at) for _ in range(3)] == [False, True, True]
 
 
+def test_a_node_is_not_blamed_for_our_own_queue(bench: Bench) -> None:
+    bench.health.failed(replica("a"), NoTurn("all connections are in use"))
+    assert not bench.health.is_suspect(replica("a"))
+    assert bench.told == []
+
+
 def test_a_new_life_of_a_node_is_in_good_standing(bench: Bench) -> None:
-    bench.health.failed(replica("a"), "gone")
+    bench.health.failed(replica("a"), Unavailable("gone"))
     assert bench.health.is_suspect(replica("a"))
     assert not bench.health.is_suspect(replica("a", epoch=2))
 
