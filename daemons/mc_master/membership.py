@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import assert_never
+from typing import Final, assert_never
 
 from daemons.conductor.instance_table import InstanceDescription
 from daemons.conductor.latency import measured
@@ -34,6 +34,7 @@ from daemons.rpc import Call
 log = logging.getLogger(__name__)
 
 MembershipRequest = Join | Beat | Leave | SuspectNode | ListNodes | ListModels
+_MAX_MET: Final = 65_536
 FORGIVEN_TICKS = 4
 """After a stall of ours, time for peers to connect again before silence counts."""
 
@@ -49,6 +50,8 @@ class MembershipHandlers:
         """Called with every node that joined, or joined again, once it was answered."""
         self.drop: Callable[[Member], int] = lambda m: state.directory.drop_node(m.node.node)
         """Called to forget what a node held; how many replicas those were."""
+        self._met: set[NodeId] = set()
+        """Who knows our incarnation and is not in here has it from another master: our state directory was lost."""
         self._num_forgiven = 0
         self._last_tick_s = state.now_s()
 
@@ -101,10 +104,14 @@ class MembershipHandlers:
         state = self._state
         node = message.node
         check_join(message)
-        if message.incarnation_seen > state.incarnation:
+        seen = message.incarnation_seen
+        is_of_another = seen == state.incarnation and node.node not in self._met
+        if seen > state.incarnation or is_of_another:
             # Not obeyed and not admitted: whatever we believe is older than what the cluster knows.
-            state.out.step_down(message.incarnation_seen)
+            state.out.step_down(seen)
             return
+        if len(self._met) < _MAX_MET:
+            self._met.add(node.node)
         now_s = state.now_s()
         earlier = state.membership.join(node, peer=call.peer, now_s=now_s)
         is_new = earlier is None or earlier.node.epoch != node.epoch or earlier.state == "dead"

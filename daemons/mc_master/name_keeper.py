@@ -11,7 +11,7 @@ from typing import Final
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, Unavailable
-from daemons.core.ids import BlockHash, NodeId
+from daemons.core.ids import BlockHash, Incarnation, NodeId
 from daemons.mc_master.rebuilding import Rebuilding
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import (
@@ -78,6 +78,12 @@ class NameKeeper:
         return self.rebuilding.is_on(self._state.now_s() - self._state.started_s)
 
     # -- reports -------------------------------------------------------------------------------------------------
+
+    def lived(self, report: Report) -> Incarnation | None:
+        """Of a master that this one is not above, as what the node has of it shows: our state directory was lost."""
+        return self.names.lived_with(
+            max([report.sealed.newest_version(), *(dead.version for dead in report.dead)])
+        )
 
     def refused(self, report: Report) -> set[BlockHash]:
         """Those of a report that must not be recorded: dead, or older than what another node has."""

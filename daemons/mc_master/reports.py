@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from daemons.conductor.membership import Member
-from daemons.core.errors import NotFound, ProtocolError
+from daemons.core.errors import NotFound, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.checks import check_report, check_segments
 from daemons.mc_master.clearing import Clearing
@@ -56,7 +56,9 @@ class Reports:
         """Called with what a node has reported, new or again, once it is recorded."""
 
     def hear(self, call: Call, report: Report) -> ReportReply:
-        """Raises NotFound for a node that is not joined as what it reports for, ProtocolError for what cannot be."""
+        """Raises NotFound for a node that is not joined as what it reports for, ProtocolError for what cannot be,
+        Unavailable where it shows that this master must step down.
+        """
         check_report(report)
         member = self._membership.hear(call, report.node, report.epoch)
         if report.tier == "device":
@@ -66,6 +68,12 @@ class Reports:
         refused = out_of_order(member, report)
         if refused is not None:
             return refused
+        lived = self._names.lived(report)
+        if lived is not None:
+            self._state.out.step_down(lived)
+            raise Unavailable(
+                f"a master of incarnation {lived} gave out higher versions: this one ends"
+            )
         if member.has_old_blocks:
             self._void(member)
         self._learn(member, report)

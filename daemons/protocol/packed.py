@@ -190,6 +190,10 @@ class SealedBlocks(Record, frozen=True, kw_only=True):
         """Whether any block may be of this one."""
         return any(kind.model == model for kind in self.kinds)
 
+    def newest_version(self) -> int:
+        """0 where there is none."""
+        return int(self.locations()["version"].max(initial=0))
+
     def part(self, wanted: Sequence[int]) -> "SealedBlocks":
         """Those at these indexes."""
         rows = np.frombuffer(self.rows, f"V{SEALED_BYTES}")[np.array(wanted, np.intp)]

@@ -72,6 +72,10 @@ class NameTable:
         self._last = incarnation << COUNTER_BITS
         self._reserved: dict[BlockHash, _Reservation] = {}
 
+    def lived_with(self, version: int) -> Incarnation | None:
+        """Of the master that gave this version out, where that was another one than this, and no earlier one."""
+        return Incarnation(version >> COUNTER_BITS) if version > self._last else None
+
     def next_version(self) -> int:
         """Raises Exhausted where no number is left."""
         if self._incarnation >= 1 << (64 - COUNTER_BITS):

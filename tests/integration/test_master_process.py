@@ -911,6 +911,23 @@ def test_master_below_a_seen_incarnation_steps_down_and_starts_above_it(
     assert hello.incarnation == 42
 
 
+def test_a_master_that_has_forgotten_its_life_steps_down_before_a_node_of_that_life(
+    client: SyncClient, master: MasterProcess
+) -> None:
+    """It counts from 1 again, as the one did whom the node knows."""
+    first, other = describe("c0", "cachenode"), describe("c1", "cachenode")
+    client.request(Join(node=first, incarnation_seen=0))
+    client.request(Join(node=first, incarnation_seen=1))
+    with pytest.raises(Unavailable):
+        client.request(Join(node=other, incarnation_seen=1), timeout_s=3)
+    assert master.process is not None
+    assert master.process.wait(20) not in (0, 78)
+    master.start()
+    hello = client.request(Hello())
+    assert isinstance(hello, HelloReply)
+    assert hello.incarnation == 2
+
+
 def test_metrics_count_nodes_blocks_plans_and_bad_messages(
     client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
 ) -> None:

@@ -27,7 +27,13 @@ def soak(seconds: float, seed: int, disk: Path) -> list[str]:
     try:
         names = [NameModel(number) for number in range(NUM_CLIENTS * NAMES_EACH)]
         clients = [
-            Client(world.endpoint, 1000 * seed + index, names[index::NUM_CLIENTS], names)
+            Client(
+                world.endpoint,
+                1000 * seed + index,
+                names[index::NUM_CLIENTS],
+                names,
+                is_far=index == NUM_CLIENTS - 1,
+            )
             for index in range(NUM_CLIENTS)
         ]
         workers: list[Client | BlockClient] = [

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import os
+import shutil
 import signal
 import threading
 import time
@@ -14,8 +15,8 @@ import pytest
 from kit.daemon import wait_for
 from kit.object_pool import ObjectPool
 
-from daemons.client.object_lookup import ObjectLookup
-from daemons.client.object_reader import ObjectReader
+from daemons.client.objects.lookup import ObjectLookup
+from daemons.client.objects.reader import ObjectReader
 from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.transfer import TransferEngine
 from mcctl import Store
@@ -153,6 +154,26 @@ def test_a_batch_of_nodes_that_do_not_answer_ends_with_its_time(
         assert {type(each) for each in results} == {Unavailable}
         assert tries.total() < 100, "not one after the other, each for a moment"
         wait_for(lambda: store.get_many(names) == [b"v"] * len(names), 60.0)
+
+
+def test_a_master_without_its_state_directory_gives_out_no_version_twice(pool: ObjectPool) -> None:
+    with Store(pool.endpoint, namespace="lost") as store:
+        for number in range(50):
+            last = store.replace("a", b"%d" % number)
+    for name in ("master", "node-0", "node-1"):
+        pool.kill(name)
+    shutil.rmtree(pool.directory / "state")
+    pool.start_master()
+    for number in (0, 1):
+        pool.start_node(number)
+    wait_for(lambda: pool.daemons["master"].process.poll() is not None, 60.0, "it steps down")
+    pool.kill("master")
+    assert "a master of incarnation 1 lived, this one is 1" in pool.said()
+    pool.start_master()
+    pool.wait_joined(2)
+    with Store(pool.endpoint, namespace="lost", timeout_s=20.0) as store:
+        wait_for(lambda: store.get("a") == b"49", 60.0)
+        assert store.replace("a", b"last") > last
 
 
 def test_a_put_into_a_full_pool_waits_its_time_and_then_explains(pool: ObjectPool) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from daemons.client.object_values import targets_of
+from daemons.client.objects.values import targets_of
 from daemons.core.errors import Rejected, TransferError
 
 
