@@ -46,6 +46,8 @@ _DRAIN_POLL_S = 0.02
 _FRAGMENTED_FRACTION = 0.9
 """Below what masters take for full."""
 _METRICS_S = 1.0
+_CUT: Final = 1
+"""Exit status: systemd starts it again."""
 _MAX_STAGED: Final = 8
 """This part of the segment is kept for staged blocks at most."""
 
@@ -289,6 +291,7 @@ class CachenodeApp:
         return self._ports.describe(self._segments.descriptions())
 
     def _measure(self) -> None:
+        self._end_if_cut()
         self._reporter.refresh()
         metrics, segments, engine = self._metrics, self._replicas.segments, self._ports.engine
         metrics.used_bytes.set(segments.used_bytes)
@@ -302,6 +305,16 @@ class CachenodeApp:
         metrics.staged_bytes.set(self._staging.used_bytes)
         for name, tier in self._lower.items():
             metrics.tiers[name].set(tier.store)
+
+    def _end_if_cut(self) -> None:
+        """At once: to tidy up is to look at memory that is gone, which the kernel answers with SIGBUS."""
+        for segment in self._replicas.segments:
+            if segment.memory.is_cut:
+                log.critical(
+                    "segment file cut short by somebody path=%s; ending, the next start takes an empty one",
+                    segment.memory.path,
+                )
+                os._exit(_CUT)
 
     def _on_dropped(self, tier: Tier, hashes: Sequence[BlockHash], why: str) -> None:
         """On a thread of the tier, which starts once all is wired."""

@@ -46,6 +46,11 @@ class SharedMemory:
     def view(self) -> memoryview:
         return self.array.data
 
+    @property
+    def is_cut(self) -> bool:
+        """Somebody took pages of the file away: whoever looks at them now is ended by the kernel."""
+        return self.fd >= 0 and os.fstat(self.fd).st_size < self.size_bytes
+
     def close(self) -> None:
         """Give the pages up; they live on while any view, here or at a peer, still shows them."""
         if self.path is not None and not self.is_kept:

@@ -6,6 +6,8 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -174,6 +176,46 @@ def test_a_master_without_its_state_directory_gives_out_no_version_twice(pool: O
     with Store(pool.endpoint, namespace="lost", timeout_s=20.0) as store:
         wait_for(lambda: store.get("a") == b"49", 60.0)
         assert store.replace("a", b"last") > last
+
+
+READER = """
+import sys
+from daemons.core.errors import McError
+from mcctl import Store
+
+with Store(sys.argv[1], namespace="cut", timeout_s=5.0) as store:
+    print(len(store.get("a")), flush=True)
+    sys.stdin.readline()
+    for _ in range(3):
+        try:
+            print(store.get("a"), flush=True)
+        except McError as error:
+            print(type(error).__name__, flush=True)
+"""
+
+
+def test_a_segment_file_that_is_cut_short_ends_its_node_but_no_reader(pool: ObjectPool) -> None:
+    with Store(pool.endpoint, namespace="cut") as store:
+        store.put("a", b"x" * 100_000)
+        wait_for(lambda: store.exists("a") == "present")
+        number = holder(store, "a")
+    command = [sys.executable, "-c", READER, pool.endpoint]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "100000\n"
+        [segment] = (pool.directory / f"shm-{number}").rglob("*.segment")
+        os.truncate(segment, 0)
+        said, _ = reader.communicate("go on\n", timeout=60)
+        assert reader.returncode == 0, said
+        assert set(said.split()) <= {"None", "Unavailable", "TransferError"}
+    node = pool.daemons[f"node-{number}"]
+    wait_for(lambda: node.process.poll() is not None, 60.0, "the node ends")
+    pool.kill(f"node-{number}")
+    assert "cut short by somebody" in node.said()
+    pool.start_node(number)
+    pool.wait_joined(2)
 
 
 def test_a_put_into_a_full_pool_waits_its_time_and_then_explains(pool: ObjectPool) -> None:

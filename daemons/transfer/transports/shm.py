@@ -51,7 +51,7 @@ class ShmTransport:
         """The short way for one contiguous READ of a peer it `reaches`; False when it needs the long way."""
         address = region.address
         peer = self._peers.get((address.unix_path, address.epoch))
-        mapped = None if peer is None else peer.maps.get(region.region_id)
+        mapped = None if peer is None else peer.whole(region.region_id)
         if peer is None or mapped is None:
             return False
         remote, local, target = read.remote, on_host(read.local), read.target
@@ -71,7 +71,7 @@ class ShmTransport:
     def mapped(self, region: RegionRef) -> tuple[ByteArray, Callable[[], bool]] | None:
         """A peer's region that is mapped already, and whether the peer is still there: to be asked after each look."""
         peer = self._peers.get((region.address.unix_path, region.address.epoch))
-        found = None if peer is None else peer.maps.get(region.region_id)
+        found = None if peer is None else peer.whole(region.region_id)
         if peer is None or found is None:
             return None
         return found, functools.partial(sockets.is_open, peer.sock)

@@ -50,6 +50,8 @@ class ShmPeer:
     stream: StreamPool
     lock: threading.Lock = field(default_factory=threading.Lock)
     maps: dict[int, ByteArray] = field(default_factory=dict)
+    files: dict[int, int] = field(default_factory=dict)
+    """Descriptors of those that lie in files, which cannot be sealed: somebody may cut one short."""
     private: dict[int, Private] = field(default_factory=dict)
     views: dict[int, int] = field(default_factory=dict)
     """How many show a region; each in here has one pin at its owner, until it is seen to have no view."""
@@ -95,13 +97,26 @@ class ShmPeer:
 
     def find(self, region_id: int, deadline_s: float) -> ByteArray | Private:
         """The peer's region, mapped once. Raises OSError when the peer is gone."""
-        found = self.maps.get(region_id)
-        if found is not None:
-            return found
-        with self.lock:
-            if region_id not in self.maps and region_id not in self.private:
-                self._map(region_id, deadline_s)
-            return self.maps[region_id] if region_id in self.maps else self.private[region_id]
+        if region_id not in self.maps:
+            with self.lock:
+                if region_id not in self.maps and region_id not in self.private:
+                    self._map(region_id, deadline_s)
+            if region_id in self.private:
+                return self.private[region_id]
+        found = self.whole(region_id)
+        if found is None:
+            raise ConnectionAbortedError(f"the file of its region {region_id} was cut short")
+        return found
+
+    def whole(self, region_id: int) -> ByteArray | None:
+        """What is mapped. None too for a file that was cut short: a look at what is gone would end this process."""
+        mapped, file = self.maps.get(region_id), self.files.get(region_id)
+        if mapped is None or file is None:
+            return mapped
+        try:
+            return mapped if os.lseek(file, 0, os.SEEK_END) >= mapped.nbytes else None
+        except OSError:  # closed meanwhile
+            return None
 
     def pin(self, region_id: int, deadline_s: float) -> None:
         """For one more view. Those of one region share a pin at the owner, and so does the next one a moment later."""
@@ -129,6 +144,10 @@ class ShmPeer:
         self.sock.close()
         self.stream.close()
         self.maps.clear()
+        with self.lock:
+            files, self.files = self.files, {}
+        for file in files.values():
+            os.close(file)
 
     def _unpin_late(self) -> None:
         """A thread of its own. Where the peer is gone there is nothing to do: the pins went with the socket."""
@@ -170,6 +189,8 @@ class ShmPeer:
             if len(descriptors) != 1:
                 raise ProtocolError(f"{describe(self.address)} sent no descriptor of its memory")
             mapped = map_read_only(descriptors[0], length)
+            if not _is_sealed(descriptors[0]):
+                self.files[region_id] = os.dup(descriptors[0])
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -212,16 +233,20 @@ def map_read_only(descriptor: int, size_bytes: int) -> ByteArray:
     """Map what a peer sent after making sure that no access to it can fault.
 
     A memfd must be sealed against shrinking. A file on a tmpfs cannot be sealed: it must be there in full,
-    and our descriptors of it cannot truncate; its owner only ever unlinks it.
+    and our descriptors of it cannot truncate; its owner only ever unlinks it, and `ShmPeer.whole` looks at its size.
     """
     status = os.fstat(descriptor)
-    try:
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:
-        seals = 0
     is_whole = status.st_size >= size_bytes and status.st_blocks * 512 >= size_bytes
-    if size_bytes <= 0 or not is_whole or not (seals & fcntl.F_SEAL_SHRINK or status.st_nlink):
+    if size_bytes <= 0 or not is_whole or not (_is_sealed(descriptor) or status.st_nlink):
         raise TransferError(
             f"a peer's region of {size_bytes} bytes is not fully there (file of {status.st_size}); not mapped"
         )
     return np.frombuffer(mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ), np.uint8)
+
+
+def _is_sealed(descriptor: int) -> bool:
+    """Against shrinking."""
+    try:
+        return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
