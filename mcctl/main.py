@@ -17,7 +17,7 @@ from daemons.config.forms import is_endpoint, show
 from daemons.core.errors import ConfigError, Exhausted, McError, Unavailable
 from daemons.protocol.address import is_public_key
 from mcctl import exit_codes, interrupts, output_schema, render, watching
-from mcctl.render import complain, note
+from mcctl.render import complain, note, printable
 from mcctl.settings import DEFAULT_ENDPOINT, DEFAULT_URL, Output, Settings
 
 HELP: Final = """Operate Mooncake MC: a local cluster, a running one, its KV cache and its requests.
@@ -356,6 +356,11 @@ def _unforeseen(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
         complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
         return exit_codes.exit_code(Exhausted(""))
+    if isinstance(error, UnicodeEncodeError):  # an argument in another encoding
+        complain(
+            f"{printable(error.object.encode('utf-8', 'backslashreplace').decode()[:80])} is not UTF-8 text"
+        )
+        return exit_codes.USAGE
     if isinstance(error, OSError) and error.errno in _NO_SUCH_FILE and error.filename is not None:
         complain(f"cannot use {show(os.fsdecode(error.filename))}: {error.strerror}")
         return exit_codes.exit_code(ConfigError(""))

@@ -7,6 +7,8 @@ from daemons.core.errors import ConfigError
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+MAX_SIZE = 1 << 62
+"""No size is as large: sums of a few of them still fit what messages and files hold."""
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?\s*$", re.IGNORECASE)
 _FACTORS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
@@ -15,11 +17,17 @@ _FACTORS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 def parse_size(text: str | int) -> int:
     """Bytes of "2GiB", "512 MiB", "64K" or a plain number; every prefix is a power of 1024."""
     if isinstance(text, int):
-        return text
-    match = _SIZE.match(text)
-    if match is None:
-        raise ConfigError(f"size {text!r} is not understood; write it like 512MiB or 2GiB")
-    return int(float(match[1]) * _FACTORS[(match[2] or "")[:1].upper()])
+        size: float = text
+    else:
+        match = _SIZE.match(text)
+        if match is None:
+            raise ConfigError(f"size {text[:80]!r} is not understood; write it like 512MiB or 2GiB")
+        size = float(match[1]) * _FACTORS[(match[2] or "")[:1].upper()]
+    if size >= MAX_SIZE:
+        raise ConfigError(
+            f"size {str(text)[:80]} is more than anybody has; write it like 512MiB or 2GiB"
+        )
+    return int(size)
 
 
 def format_size(num_bytes: float) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from daemons.core.errors import Exhausted, McError, NotFound, Rejected, TransferError, Unavailable
+from daemons.protocol.failure import Unwelcome
 
 _TYPES: Final = {
     404: "not_found_error",
@@ -72,6 +73,13 @@ def from_mc_error(error: McError) -> ApiError:
     """Statuses of what the cluster answered; a client may retry 429 and 503, so those say when."""
     later_s = max(1, math.ceil((error.retry_after_ms or 0) / 1000))
     match error:
+        case Unwelcome():  # nothing that the client could put right, nor is it told about
+            return ApiError(
+                503,
+                "the cluster does not let this gateway in; its log says why",
+                code="unavailable",
+                retry_after_s=later_s,
+            )
         case Rejected(retry_after_ms=None):
             return bad_request(error.message, code="rejected")  # asked again it would be no better
         case Rejected():

@@ -14,10 +14,10 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from daemons.core.errors import Exhausted, McError, ProtocolError, Rejected, Unavailable
+from daemons.core.errors import Exhausted, McError, ProtocolError, Unavailable
 from daemons.protocol.address import split_key
 from daemons.protocol.base import MALFORMED, Message, Ping
-from daemons.protocol.failure import Failure, to_error
+from daemons.protocol.failure import Failure, Unwelcome, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.dealer import AT_ONCE_S, MONITORED, NO_KEYS, keys_missing, new_dealer
@@ -100,7 +100,7 @@ class Channel:
         if self.is_closed:
             raise Unavailable(f"the connection to {self.endpoint} was closed")
         if self._is_revoked:
-            raise Rejected(f"the key of {self.endpoint} was revoked")
+            raise Unwelcome(f"the key of {self.endpoint} was revoked")
         if len(self._pending) >= MAX_PENDING:
             raise Exhausted(
                 f"{MAX_PENDING} requests to {self.endpoint} are in flight", retry_after_ms=100
@@ -217,7 +217,7 @@ class Channel:
         identity = self.loop.identity
         why_not = keys_missing(self.endpoint, identity, self._server_key)
         if why_not:
-            self._lose_soon(why_not, Rejected)
+            self._lose_soon(why_not, Unwelcome)
             return
         socket = new_dealer(self.loop.context, identity, self._server_key)
         self._monitor = socket.get_monitor_socket(MONITORED)
@@ -272,12 +272,12 @@ class Channel:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._lose(
                 f"{self.endpoint} does not let this process's key in: mcctl keys authorize at the master does",
-                Rejected,
+                Unwelcome,
             )
         elif self._server_key is not None:
             self._unproved_why = "; is this its public key, and does it have keys?"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._lose(f"{self.endpoint} {NO_KEYS}", Rejected)
+            self._lose(f"{self.endpoint} {NO_KEYS}", Unwelcome)
         else:
             self._unproved_why = " before a word was said; it may have ended, or ask for keys"
 
@@ -313,7 +313,7 @@ class Channel:
                 return
             self._missed_beats = 0
             if self._is_revoked:
-                self._lose(f"the key of {self.endpoint} was revoked", Rejected)
+                self._lose(f"the key of {self.endpoint} was revoked", Unwelcome)
                 return
             self._on_frames(frames)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import zmq
 
-from daemons.core.errors import ConfigError, McError, ProtocolError, Rejected, Unavailable
+from daemons.core.errors import ConfigError, McError, ProtocolError, Unavailable
 from daemons.core.ids import short
 from daemons.protocol.address import with_key
 from daemons.protocol.base import MALFORMED, PROTOCOL_VERSION, Message, Ok, Ping
-from daemons.protocol.failure import to_failure
+from daemons.protocol.failure import Unwelcome, to_failure
 from daemons.protocol.key import AllowedKey
 from daemons.protocol.messages import Request, decode_request, encode
 from daemons.protocol.node import Hello, HelloReply
@@ -193,7 +193,7 @@ class Server:
             return
         try:
             message, owner = self._admit(peer, key, header, frames[2])
-        except Rejected as error:
+        except Unwelcome as error:
             # Also to a key that was revoked: that much it may know.
             self._send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
             return
@@ -216,18 +216,18 @@ class Server:
     def _admit(
         self, peer: bytes, key: str, header: Header, payload: bytes
     ) -> tuple[Request, AllowedKey | None]:
-        """Raises Rejected for a message that this key may not send, and ProtocolError for what is none."""
+        """Raises Unwelcome for a message that this key may not send, and ProtocolError for what is none."""
         if self._gate is None:
             return _decode(header, payload), None
         owner = self._gate.meet(peer, key)
         if owner is None:
-            raise Rejected(
+            raise Unwelcome(
                 f"the key {short(key)} is not authorized any more; mcctl keys authorize at the master lets it in"
             )
         message = _decode(header, payload)
         why = self._gate.refusal(message, owner)
         if why is not None:
-            raise Rejected(why)
+            raise Unwelcome(why)
         return message, owner
 
     def _dispatch(self, call: Call) -> None:

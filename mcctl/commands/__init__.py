@@ -20,6 +20,11 @@ def new_app(help_text: str | None = None) -> typer.Typer:
     )
 
 
+def check_size_if_given(value: str | None) -> str | None:
+    """Callback of one that may be left out."""
+    return None if value is None else check_size(value)
+
+
 def check_dtype(value: str) -> str:
     """Callback of --dtype."""
     if value not in ("bfloat16", "float32"):

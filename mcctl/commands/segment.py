@@ -14,7 +14,7 @@ from daemons.core.ids import NodeId
 from daemons.core.units import format_count, format_size, parse_size
 from daemons.protocol.segment import SegmentState
 from mcctl import render
-from mcctl.commands import confirm, new_app
+from mcctl.commands import check_size, confirm, new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import Settings, settings_of
@@ -82,7 +82,9 @@ def list_segments(
 def add(
     context: typer.Context,
     node: Node,
-    num_bytes: Annotated[str, typer.Option("--bytes", help='How much, such as "4GiB".')],
+    num_bytes: Annotated[
+        str, typer.Option("--bytes", help='How much, such as "4GiB".', callback=check_size)
+    ],
     path: Annotated[
         str,
         typer.Option(

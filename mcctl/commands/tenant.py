@@ -27,7 +27,7 @@ from daemons.config.tenants import (
 from daemons.core.errors import ConfigError, Conflict, NotFound
 from daemons.protocol.tenant import PoolUsage
 from mcctl import paths, render
-from mcctl.commands import check_beginning, confirm, new_app
+from mcctl.commands import check_beginning, check_size_if_given, confirm, new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -137,7 +137,10 @@ def quota(
     ] = None,
     pool_bytes: Annotated[
         str | None,
-        typer.Option(help='In the DRAM of all cache nodes, such as "4GiB"; 0 for no limit.'),
+        typer.Option(
+            help='In the DRAM of all cache nodes, such as "4GiB"; 0 for no limit.',
+            callback=check_size_if_given,
+        ),
     ] = None,
     file: File = None,
 ) -> None:

@@ -26,6 +26,7 @@ from daemons.mc_gateway.api_reply import (
     Envelope,
     describe_end,
 )
+from daemons.protocol.failure import Unwelcome
 from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import GenerateReply, InstanceAddress, Plan, Timing
 
@@ -124,6 +125,7 @@ def test_end_without_the_nodes_account() -> None:
     [
         (Rejected("x", retry_after_ms=1500), 429, 2),
         (Rejected("x"), 400, None),
+        (Unwelcome("x"), 503, 1),
         (NotFound("x"), 404, None),
         (Exhausted("x"), 429, 1),
         (Unavailable("x", retry_after_ms=5000), 503, 5),

@@ -119,6 +119,8 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["request", "send", "--prompt", "x", "--url", "host:8000"],
         ["cluster", "up", "--kv-memory", "12XB"],
         ["keys", "revoke", "a", "--key", "", "--yes"],
+        ["node", "drain", "\udcff"],
+        ["segment", "add", "--node", "n", "--bytes", "9" * 400],
         ["cluster", "up", "--dtype", "int8"],
         ["quickstart", "--dtype", "int8"],
     ],

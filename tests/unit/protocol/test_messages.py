@@ -220,6 +220,12 @@ def test_errors_cross_the_wire_as_their_family(family: type[errors.McError]) -> 
     assert type(to_error(failure.Failure(code="newer", message="?"))) is errors.McError
 
 
+def test_a_refusal_of_a_key_stays_one_and_is_a_refusal_to_who_does_not_know_it() -> None:
+    sent = to_failure(failure.Unwelcome("why"))
+    assert sent.code == "rejected"
+    assert type(to_error(sent)) is failure.Unwelcome
+
+
 def test_strided_ends_after_its_last_run() -> None:
     rows = segment.Strided(offset=10, row_bytes=4, num_rows=3, stride_bytes=100)
     assert (rows.length, rows.end) == (12, 214)

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
+from unit.protocol.test_messages import sample
 
 from daemons.core.errors import ConfigError, McError, Rejected, Unavailable
 from daemons.core.ids import Epoch, Incarnation, NodeId, PublicKey
+from daemons.protocol.access import ALLOWED
 from daemons.protocol.address import is_loopback, split_key, with_key
-from daemons.protocol.base import Ok
+from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import BlockFilter, CacheStat, ClearBlocks
-from daemons.protocol.key import AllowedKey, KeyRole
+from daemons.protocol.failure import Unwelcome
+from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
 from daemons.protocol.messages import Reply
-from daemons.protocol.node import Beat, HelloReply, ListNodes, NodeLeft
+from daemons.protocol.node import Beat, Hello, HelloReply, ListNodes, NodeLeft
 from daemons.protocol.request import Tokens
 from daemons.rpc import (
     AllowedList,
@@ -169,7 +172,21 @@ def test_a_member_speaks_for_itself_alone(bench: Bench) -> None:
     pair = KeyPair.generate()
     bench.authorize(pair, "cachenode", "c1")
     reply = bench.ask(bench.connect(pair), Beat(node=NodeId("c2"), epoch=Epoch(1)))
-    assert isinstance(reply, Rejected)
+    assert isinstance(reply, Unwelcome)
+
+
+@pytest.mark.parametrize("role", KEY_ROLES)
+def test_each_request_reaches_a_server_from_the_roles_of_the_table_and_no_other(
+    bench: Bench, role: KeyRole
+) -> None:
+    pair = KeyPair.generate()
+    bench.authorize(pair, role, "n1")
+    channel = bench.connect(pair)
+    for kind, roles in ALLOWED.items():
+        if kind not in (Ping, Hello) and role not in roles:
+            reply = bench.ask(channel, sample(kind))
+            assert isinstance(reply, Unwelcome), (role, kind)
+            assert "is for: " in reply.message
 
 
 def test_a_revoked_key_is_cut_off_on_its_open_connection(bench: Bench) -> None:
@@ -180,7 +197,7 @@ def test_a_revoked_key_is_cut_off_on_its_open_connection(bench: Bench) -> None:
     bench.revoke(pair)
     reply = bench.ask(channel, CacheStat())
     assert channel.is_connected, "the same connection"
-    assert isinstance(reply, Rejected)
+    assert isinstance(reply, Unwelcome)
     assert "not authorized any more" in reply.message
     bench.authorize(pair, "admin")
     assert bench.ask(channel, CacheStat()) == Ok()
