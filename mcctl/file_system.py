@@ -16,6 +16,8 @@ class FileSystem:
     mount: str
     size_bytes: int
     free_bytes: int
+    page_bytes: int = 4096
+    """Of a hugetlbfs: what it hands out."""
 
     @property
     def is_memory(self) -> bool:
@@ -37,5 +39,9 @@ def file_system(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) ->
         if there.is_relative_to(place) and len(place.parts) >= len(mount.parts):
             kind, mount = after.split()[0], place
     return FileSystem(
-        kind, str(mount), stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        kind,
+        str(mount),
+        stat.f_blocks * stat.f_frsize,
+        stat.f_bavail * stat.f_frsize,
+        stat.f_bsize,
     )

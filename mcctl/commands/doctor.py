@@ -4,6 +4,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,14 +12,15 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.config.common import topology_file
-from daemons.core.errors import ConfigError, Rejected, Unavailable
+from daemons.core.errors import ConfigError, McError
 from daemons.protocol.address import address_of
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.doctor.cluster import check_cluster
-from mcctl.doctor.configs import Loaded, check_configs, load_all
+from mcctl.doctor.configs import check_configs, load_all
 from mcctl.doctor.finding import SEVERITIES, Finding
 from mcctl.doctor.host import Host, read_host
+from mcctl.doctor.loaded import Loaded
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import Settings, settings_of
@@ -119,8 +121,8 @@ def _check_cluster(settings: Settings) -> list[Finding]:
     try:
         with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
             is_local = settings.local_cluster is not None
-            return list(check_cluster(client.nodes(), is_local=is_local))
-    except (Rejected, Unavailable) as error:
+            return list(check_cluster(client.nodes(), is_local=is_local, own_version=_version()))
+    except McError as error:
         return [
             Finding(
                 severity="warning",
@@ -130,6 +132,13 @@ def _check_cluster(settings: Settings) -> list[Finding]:
                 fix="start mc-master, name it with --endpoint, or leave it out: --no-cluster",
             )
         ]
+
+
+def _version() -> str:
+    try:
+        return version("mooncake-mc")
+    except PackageNotFoundError:
+        return ""
 
 
 def _no_configs() -> Finding:

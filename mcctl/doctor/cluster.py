@@ -8,10 +8,14 @@ from mcctl.doctor.finding import Finding
 from mcctl.health import look_at, start_one
 
 
-def check_cluster(reply: ListNodesReply, *, is_local: bool = False) -> Iterator[Finding]:
+def check_cluster(
+    reply: ListNodesReply, *, is_local: bool = False, own_version: str = ""
+) -> Iterator[Finding]:
     """Nodes that are away, versions that differ, roles that are missing."""
     by_version: defaultdict[str, list[str]] = defaultdict(list)
     by_version[reply.master.software].append("the master")
+    if own_version:
+        by_version[own_version].append("this host")
     roles = defaultdict(set)
     for listed in reply.nodes:
         node = listed.node

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from daemons.config.base import Section, load_config
 from daemons.config.common import size_bytes
@@ -17,22 +16,14 @@ from mcctl.config_text import PROCESSES, process_of
 from mcctl.doctor.finding import Finding
 from mcctl.doctor.host import Host
 from mcctl.doctor.keys import CREDENTIALS, check_keys
+from mcctl.doctor.loaded import Loaded
 from mcctl.doctor.ports import Wanted, check_ports, parse
-from mcctl.file_system import file_system
+from mcctl.doctor.segments import check_segments
 from mcctl.systemd import PRESERVES_FDS
 
 _MOST_OF_MEMORY: Final = 0.9
 _MODEL_FILES: Final = ("config.json", "tokenizer.json")
 _LISTEN_KEYS: Final = ("listen", "events", "metrics")
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A good file."""
-
-    path: Path
-    process: str
-    config: Any
 
 
 def load_all(paths: Sequence[Path]) -> tuple[list[Loaded], list[Finding]]:
@@ -58,8 +49,8 @@ def load_all(paths: Sequence[Path]) -> tuple[list[Loaded], list[Finding]]:
 def check_configs(loaded: Sequence[Loaded], host: Host) -> Iterator[Finding]:
     """Memory, directories, ports, secrets, models and identities."""
     yield from _check_memory(loaded, host)
+    yield from check_segments(loaded, host)
     for item in loaded:
-        yield from _check_segment(item)
         yield from _check_fd_store(item, host)
         yield from _check_models(item)
         yield from _check_secret(item)
@@ -92,50 +83,6 @@ def _memory_of(item: Loaded) -> int:
     return size_bytes(engine.kv_memory, "engine.kv_memory")
 
 
-def _check_segment(item: Loaded) -> Iterator[Finding]:
-    if not isinstance(item.config, CachenodeConfig):
-        return
-    segment = item.config.segment
-    if not segment.directory:
-        return  # no file: what all take together is looked at above
-    wanted, place = size_bytes(segment.size, "segment.size"), Path(segment.directory)
-    found = file_system(place) if place.is_dir() else None
-    what = f"`segment.directory` of {item.path}"
-    if found is None:
-        yield Finding(
-            severity="error",
-            area="memory",
-            what=str(place),
-            problem=f"{what} is not there",
-            fix=f"mkdir -p {place} && mount -t tmpfs -o size={_with_room(wanted)} tmpfs {place}",
-        )
-        return
-    if not found.is_memory:
-        yield Finding(
-            severity="warning",
-            area="memory",
-            what=str(place),
-            problem=f"{what} is on {found.kind}: blocks are written to a disk",
-            fix=f"mount -t tmpfs -o size={_with_room(wanted)} tmpfs {place}",
-        )
-    if found.kind == "hugetlbfs" and segment.keep and not segment.index_directory:
-        yield Finding(
-            severity="error",
-            area="memory",
-            what=str(place),
-            problem=f"{what} is a hugetlbfs, where no index can be written: blocks end with their process",
-            fix="name a tmpfs as `segment.index_directory`, e.g. /dev/shm",
-        )
-    if found.size_bytes and found.size_bytes < wanted:
-        yield Finding(
-            severity="error",
-            area="memory",
-            what=str(place),
-            problem=f"{what} has {format_size(found.size_bytes)}, `segment.size` is {format_size(wanted)}",
-            fix=f"mount -o remount,size={_with_room(wanted)} {found.mount}, or lower `segment.size`",
-        )
-
-
 def _check_fd_store(item: Loaded, host: Host) -> Iterator[Finding]:
     """Memory without a file: what its owner does not expect is that a stop empties it."""
     if not isinstance(item.config, CachenodeConfig) or item.config.segment.directory:
@@ -161,11 +108,6 @@ def _check_fd_store(item: Loaded, host: Host) -> Iterator[Finding]:
         problem=f"{what}: {problem}",
         fix=fix,
     )
-
-
-def _with_room(size: int) -> str:
-    """For the index beside the segment."""
-    return f"{-(-size * 11 // 10 // (1 << 20))}m"
 
 
 def _check_models(item: Loaded) -> Iterator[Finding]:

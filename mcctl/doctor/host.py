@@ -1,7 +1,8 @@
 """Facts of this host that the checks ask for, read once. Nothing is changed, and root is not needed."""
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +23,17 @@ class Host:
     """None where the kernel does not say."""
     systemd_version: int | None = None
     """None where there is no systemd."""
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+    """Set apart by the kernel, by their size in bytes."""
 
 
 def read_host() -> Host:
     """As it is now."""
     return Host(
-        _memory_bytes(Path("/proc/meminfo")), _is_clock_synchronized(), systemd.running_version()
+        _memory_bytes(Path("/proc/meminfo")),
+        _is_clock_synchronized(),
+        systemd.running_version(),
+        _hugepages(Path("/sys/kernel/mm/hugepages")),
     )
 
 
@@ -37,6 +43,14 @@ def _memory_bytes(meminfo: Path) -> int:
         if name == "MemTotal":
             return int(value.split()[0]) * 1024
     return 0
+
+
+def _hugepages(directory: Path) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for pool in directory.glob("hugepages-*kB"):
+        size = int(pool.name.removeprefix("hugepages-").removesuffix("kB")) << 10
+        found[size] = int((pool / "nr_hugepages").read_text())
+    return found
 
 
 def _is_clock_synchronized() -> bool | None:

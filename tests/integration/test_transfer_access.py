@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -185,6 +186,28 @@ def test_a_capability_without_bottom_is_refused_and_the_port_lives_on(
         reply = sock.recv(wire.REPLY.size, socket.MSG_WAITALL)
         assert wire.REPLY.unpack(reply)[1] == wire.Status.FORBIDDEN
     assert read(daemon, region) == memory.array[:100].tobytes()
+
+
+def test_strangers_that_are_slow_hold_up_no_daemon(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory
+) -> None:
+    """Each has a worker busy with a WRITE that is refused and never sent; there are more of them than connections."""
+    owner = make_engine(secret=b"cluster")
+    daemon = make_engine(transports=("tcp",), secret=b"cluster")
+    region = owner.register(memory, "read-write")
+    assert read(daemon, region) == memory.array[:100].tobytes()
+    request = wire.Request(
+        wire.Op.WRITE, region.address.epoch, region.region_id, ranges=(contiguous(0, SIZE),)
+    )
+    host, _, port = region.address.tcp.rpartition(":")
+    with ExitStack() as strangers:
+        for _ in range(300):
+            sock = strangers.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            sock.sendall(wire.encode_request(request))
+        late = make_engine(transports=("tcp",), secret=b"cluster")
+        for reader in (daemon, late):
+            assert read(reader, region) == memory.array[:100].tobytes()
+            assert read(reader, region, SIZE) == memory.array.tobytes(), "by a worker"
 
 
 def test_a_bug_costs_one_connection_and_not_the_port(

@@ -3,6 +3,7 @@
 The region counts as in use for as long: closing one or deregistering the other is what fences a WRITE.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -161,12 +162,13 @@ def land_quick(connection: Connection, runs: Sequence[memoryview]) -> None:
         _fill(connection, [target[start:]])
 
 
-def drain(connection: Connection) -> None:
-    """Take the bytes of a refused WRITE off the socket."""
+def drain(connection: Connection, limit_s: float | None = None) -> None:
+    """Take the bytes of a refused WRITE off the socket. Raises OSError where they take longer than `limit_s`."""
     connection.early = b""
     scratch = memoryview(bytearray(min(connection.unread_bytes, _DRAIN_BYTES)))
+    end_s = math.inf if limit_s is None else time.monotonic() + limit_s
     while connection.unread_bytes:
-        _fill(connection, [scratch[: connection.unread_bytes]])
+        _fill(connection, [scratch[: connection.unread_bytes]], end_s)
 
 
 def _receive(connection: Connection, vectors: Iterator[memoryview]) -> None:
@@ -182,9 +184,12 @@ def _receive(connection: Connection, vectors: Iterator[memoryview]) -> None:
         _fill(connection, window)
 
 
-def _fill(connection: Connection, window: list[memoryview]) -> None:
+def _fill(connection: Connection, window: list[memoryview], end_s: float = math.inf) -> None:
+    """Raises OSError where nothing comes for STALL_S, and at `end_s` however much does."""
     last_progress_s = time.monotonic()
     while window:
+        if time.monotonic() > end_s:
+            raise TimeoutError
         try:
             count = wire.receive_window(connection.sock, window)
         except BlockingIOError:

@@ -2,6 +2,9 @@
 
 One thread owns the connections that are quiet. A worker keeps a connection for a moment after an answer, so that
 a busy peer costs no hand-over between threads; a slow or hostile one never holds more than one worker for one stall.
+
+Where daemons prove what they are, those that have not (clients with capabilities, and whoever knocks) are strangers:
+they have workers of their own and at most half of the connections, so that no number of them holds a daemon up.
 """
 
 import logging
@@ -10,6 +13,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from daemons.core.errors import ProtocolError
@@ -21,7 +25,9 @@ from daemons.transfer.transports.service import ServerCounters, Service
 log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 256
+_MAX_STRANGERS = 128
 _NUM_WORKERS = 64
+_NUM_FOR_STRANGERS = 16
 _MAX_LINGERING = 16
 _HEADER_TIMEOUT_S = 5.0
 _FIRST_READ = wire.MAX_INLINE + 256
@@ -48,6 +54,7 @@ class DataServer:
         self._wake_in, self._wake_out = socket.socketpair()
         self._is_closing = False
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="mc-data")
+        self._for_strangers = ThreadPoolExecutor(_NUM_FOR_STRANGERS, thread_name_prefix="mc-data-s")
         self._thread = threading.Thread(target=self._run, name="mc-data-port", daemon=True)
         for listener in listeners:
             listener.setblocking(False)
@@ -99,6 +106,7 @@ class DataServer:
         for connection in connections:
             connection.end()
         self._workers.shutdown()
+        self._for_strangers.shutdown()
         for sock in (
             *self._listeners,
             *(c.sock for c in connections),
@@ -127,7 +135,7 @@ class DataServer:
             sock, _ = listener.accept()
         except OSError:
             return
-        if len(self._connections) >= _MAX_CONNECTIONS and not self._evict_idle():
+        if not self._has_room():
             self.counters.refused_connections += 1
             sock.close()
             return
@@ -158,12 +166,25 @@ class DataServer:
         self._service.release(connection)
         connection.sock.close()
 
-    def _evict_idle(self) -> bool:
-        """Make room: the TCP connection that was idle longest goes; its pool reopens when it needs to."""
-        idle = [c for c in self._idle if not c.is_unix]
+    def _has_room(self) -> bool:
+        """Or makes it. Those that were cut go as soon as whoever serves them looks."""
+        with self._lock:
+            live = [c for c in self._connections if not c.is_cut]
+        strangers = [c for c in live if self._service.is_stranger(c)]
+        if len(strangers) >= _MAX_STRANGERS:
+            if not self._evict_idle(strangers):
+                min(strangers, key=lambda c: c.last_active_s).end()
+            live.pop()  # one less, whichever it was
+        if len(self._connections) >= 2 * _MAX_CONNECTIONS:
+            return False
+        return len(live) < _MAX_CONNECTIONS or self._evict_idle(self._idle)
+
+    def _evict_idle(self, among: Iterable[Connection]) -> bool:
+        """The TCP connection that was idle longest goes, a stranger's first; its pool reopens when it needs to."""
+        idle = [c for c in among if c in self._idle and not c.is_unix]
         if not idle:
             return False
-        self._drop(min(idle, key=lambda c: c.last_active_s))
+        self._drop(min(idle, key=lambda c: (not self._service.is_stranger(c), c.last_active_s)))
         return True
 
     def _drop_slow(self) -> None:
@@ -204,7 +225,9 @@ class DataServer:
             self._fail(connection)
         else:
             self._unwatch(connection)
-            self._workers.submit(self._serve, connection, request)
+            is_stranger = self._service.is_stranger(connection)
+            workers = self._for_strangers if is_stranger else self._workers
+            workers.submit(self._serve, connection, request)
 
     def _fail(self, connection: Connection) -> None:
         """A bug of ours costs the connection, not the thread: the port goes on for all others."""

@@ -25,7 +25,7 @@ from daemons.transfer.strided import check_within, length_of
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.access import AccessRules
 from daemons.transfer.transports.base import StaleEpoch
-from daemons.transfer.transports.connection import Connection, NamedConnections
+from daemons.transfer.transports.connection import STALL_S, Connection, NamedConnections
 from daemons.transfer.transports.landing import Pull, drain, land, land_quick, vectors_of
 
 log = logging.getLogger(__name__)
@@ -187,6 +187,10 @@ class Service:
         """Whether its peer's key is not let in any more."""
         return self.rules.is_out(connection.peer)
 
+    def is_stranger(self, connection: Connection) -> bool:
+        """Whether it could have proved that it is a daemon, and has not."""
+        return self.rules.credential is not None and not connection.peer.is_daemon
+
     def _check_epoch(self, request: wire.Request) -> None:
         if request.epoch != self.epoch and request.op not in _OF_ANY_EPOCH:
             raise StaleEpoch("the descriptor is of an earlier life of this process")
@@ -216,9 +220,9 @@ class Service:
         self, connection: Connection, region: Region, request: wire.Request, operation: Operation
     ) -> int:
         """Length in bytes of a request that may be carried out."""
+        self.rules.check(connection.peer, request, operation)  # first: sizes are not for everybody
         for ranges in request.ranges:
             check_within(ranges, region.size_bytes, f"region {region.region_id}")
-        self.rules.check(connection.peer, request, operation)
         if operation == "write" and region.access != "read-write":
             raise TransferError(f"region {region.region_id} is registered for READ only")
         return length_of(request.ranges)
@@ -326,7 +330,7 @@ class Service:
 
     def _refuse(self, connection: Connection, status: wire.Status, error: McError) -> None:
         self.counters.refused_requests += 1
-        drain(connection)
+        drain(connection, STALL_S if self.is_stranger(connection) else None)
         text = error.message.encode()[:1024]
         connection.sock.sendall(wire.reply(status, len(text)) + text)
 

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 from kit.daemon import free_port
 
+from daemons.client.cluster import ClusterClient
 from daemons.config.secret import mark_of
+from daemons.core.errors import ProtocolError
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.node import (
     ListedNode,
@@ -27,7 +29,8 @@ from mcctl.doctor.configs import check_configs, load_all
 from mcctl.doctor.finding import Finding
 from mcctl.doctor.host import Host, read_host
 from mcctl.doctor.ports import Wanted, check_ports, holder_of, parse
-from mcctl.file_system import file_system
+from mcctl.doctor.segments import no_room
+from mcctl.file_system import FileSystem, file_system
 from mcctl.main import main
 
 HOST = Host(memory_bytes=8 << 30, is_clock_synchronized=True)
@@ -88,6 +91,45 @@ def test_a_segment_needs_a_directory_in_memory_that_is_large_enough(tmp_path: Pa
     large = cachenode(Path("/dev/shm")).replace("64MiB", str(shm.size_bytes + 4096))
     found = check(tmp_path, Host(0, is_clock_synchronized=True), mc_cachenode=large)
     assert ["remount" in one.fix for one in found] == [True]
+
+
+def test_segments_on_one_mount_share_its_room(tmp_path: Path) -> None:
+    shm = file_system(Path("/dev/shm"))
+    assert shm is not None
+    half = str(shm.size_bytes // 2 + 4096)
+    files = {
+        f"mc_cachenode__{n}": cachenode(Path("/dev/shm"), number=n).replace("64MiB", half)
+        for n in (0, 1)
+    }
+    (found,) = check(tmp_path, Host(0, is_clock_synchronized=True), **files)
+    assert "remount" in found.fix
+
+
+def test_a_hugetlbfs_needs_pages_that_the_kernel_has_set_apart() -> None:
+    found = FileSystem("hugetlbfs", "/huge", 0, 0, page_bytes=2 << 20)
+
+    def host(pages: int) -> Host:
+        return Host(0, is_clock_synchronized=True, hugepages={2 << 20: pages})
+
+    assert no_room(found, 64 << 20, host(32)) is None
+    short = no_room(found, 64 << 20, host(31))
+    assert short is not None
+    assert "32 pages of 2.0 MiB" in short[0]
+    assert "echo 32 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages" in short[1]
+    assert read_host().hugepages.keys() <= {1 << n for n in range(12, 40)}
+
+
+def test_a_master_of_another_protocol_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(*_: object) -> None:
+        raise ProtocolError("peer speaks protocol 9")
+
+    monkeypatch.setattr(ClusterClient, "nodes", other)
+    path = tmp_path / "mc-cachenode.toml"
+    path.write_text(cachenode(Path("/dev/shm")))
+    assert main(["doctor", "-o", "plain", str(path)]) == 0
+    assert "peer speaks protocol 9" in capsys.readouterr().out
 
 
 def test_models_must_be_there(tmp_path: Path) -> None:
@@ -217,6 +259,11 @@ def test_what_is_wrong_with_a_cluster() -> None:
     assert (dead.severity, dead.what) == ("warning", "c")
     (skew,) = cluster(node("c", "cachenode", "2.0"))
     assert "2.0: c" in skew.problem
+    (older,) = check_cluster(
+        ListNodesReply(incarnation=Incarnation(1), master=node("m", "master").node, nodes=[]),
+        own_version="0.0",
+    )
+    assert "0.0: this host" in older.problem
     (alone,) = cluster(node("p", "prefill"))
     assert (alone.severity, "no decode" in alone.problem) == ("error", True)
 
