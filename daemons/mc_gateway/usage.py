@@ -12,6 +12,7 @@ from typing import Final
 
 from daemons.config.usage import UsageLine, day_of, encode_line, read_usage, usage_file
 from daemons.core.errors import ConfigError
+from daemons.service.paths import NO_ROOM
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ RETRY_S: Final = 5.0
 
 
 class UsageLog:
-    """Coroutines' thread. Raises ConfigError when nothing can be written there."""
+    """Coroutines' thread. Raises ConfigError when nothing can be written there, though there may be room."""
 
     def __init__(self, directory: Path, wall: WallClock) -> None:
         self.wall = wall
@@ -43,6 +44,10 @@ class UsageLog:
         try:
             self._open(self._today)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                log.error("usage waits for room in=%s why=%s", directory, error.strerror)  # noqa: TRY400 - no bug
+                self._is_failing = True
+                return
             raise ConfigError(
                 f"`tenants.usage_dir`: cannot write in {directory}: {error.strerror}"
             ) from None

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from daemons.core.errors import ConfigError
+from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import Incarnation
-from daemons.service.paths import read_state, write_durably
+from daemons.service.paths import NO_ROOM, read_state, write_durably
 
 _FILE = "incarnation"
 _MAX_DIGITS = 100
@@ -14,7 +14,8 @@ MAX_INCARNATION = 1 << 62
 
 
 def next_incarnation(directory: Path) -> Incarnation:
-    """Take the next one; on disk before it is returned. Raises ConfigError when it cannot be read or kept."""
+    """Take the next one; on disk before it is returned. Raises ConfigError when it cannot be read or kept, Exhausted
+    on a full disk."""
     path = directory / _FILE
     try:
         stored = int(read_state(path)[:_MAX_DIGITS].decode("ascii"))
@@ -30,11 +31,13 @@ def next_incarnation(directory: Path) -> Incarnation:
 
 
 def store_incarnation(directory: Path, incarnation: int) -> None:
-    """Atomic and durable: a crash leaves the old value or this one."""
+    """Atomic and durable: a crash leaves the old value or this one. Raises as `next_incarnation`."""
     path = directory / _FILE
     try:
         write_durably(path, f"{incarnation}\n".encode())
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise Exhausted(f"{path}: {error.strerror}; make room there") from None
         raise ConfigError(
             f"{path}: cannot be written: {error.strerror}; choose another `node.state_dir`"
         ) from None

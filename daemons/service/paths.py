@@ -1,5 +1,6 @@
 """Where a daemon keeps its files: what systemd gives it, else the user's own directories."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -10,6 +11,8 @@ from typing import Final
 from daemons.core.errors import ConfigError
 
 _MAX_STATE_BYTES: Final = 1 << 26
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Of an OSError that passes once somebody has made room."""
 
 
 def runtime_dir(configured: str = "") -> Path:
@@ -37,13 +40,18 @@ def state_directory(configured: str, node: str) -> Path:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """A crash leaves the old bytes or these. Raises OSError."""
+    """A crash leaves the old bytes or these. Raises OSError; nothing is left of what it could not write."""
     fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with fresh.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from daemons.client.objects.store import ObjectStat, ValueType
+from daemons.config.forms import complaint
 from daemons.core.errors import NotFound, Rejected
 from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.objects import ListedName, NamespaceStat
@@ -29,11 +30,21 @@ from mcctl.render import Column
 from mcctl.settings import Settings, settings_of
 
 Namespace = Annotated[str, typer.Option(help="The namespace of the names.")]
+
+
+def _check_host(value: str) -> str:
+    why = complaint("own", value) if value else None
+    if why:
+        raise typer.BadParameter(why)
+    return value
+
+
 BindHost = Annotated[
     str,
     typer.Option(
         metavar="ADDRESS",
         help="Where cache nodes read from this command; default: its address towards the master.",
+        callback=_check_host,
     ),
 ]
 NameArgument = Annotated[str, typer.Argument(help="The object's name.")]

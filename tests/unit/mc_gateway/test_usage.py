@@ -1,12 +1,10 @@
 """The log of what tenants used, on a real disk that is full, after a crash, and with files that somebody moves."""
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kit.full_disk import room_for
 
 from daemons.config.usage import UsageLine, encode_line, read_usage, usage_file
 from daemons.core.errors import ConfigError
@@ -35,17 +33,6 @@ def line(request: str, *, tokens: int = 7) -> UsageLine:
 
 def written(folder: Path, day: str = DAY) -> list[str]:
     return [each.request for each in read_usage(usage_file(folder, day))]
-
-
-@contextmanager
-def room_for(num_bytes: int) -> Iterator[None]:
-    """No file of this process may grow beyond it, as on a disk with so much room."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def open_log(folder: Path, now_s: float = NOON_S) -> UsageLog:

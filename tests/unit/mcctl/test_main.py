@@ -120,6 +120,7 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["cluster", "up", "--kv-memory", "12XB"],
         ["keys", "revoke", "a", "--key", "", "--yes"],
         ["node", "drain", "\udcff"],
+        ["cache", "put", "a", "/dev/null", "--bind-host", "\udcff"],
         ["segment", "add", "--node", "n", "--bytes", "9" * 400],
         ["cluster", "up", "--dtype", "int8"],
         ["quickstart", "--dtype", "int8"],

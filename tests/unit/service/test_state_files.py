@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kit.full_disk import room_for
 
-from daemons.core.errors import ConfigError
+from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
 from daemons.mc_cachenode.segment_list import SegmentList
 from daemons.mc_master.drain_list import DrainList
@@ -69,3 +70,21 @@ def test_what_was_written_is_read_and_what_is_missing_is_said_to_be(tmp_path: Pa
         assert read_state(tmp_path / "file") == data
     with pytest.raises(FileNotFoundError):
         read_state(tmp_path / "none")
+
+
+def test_a_full_disk_changes_nothing_and_may_pass(tmp_path: Path) -> None:
+    quotas, drains = QuotaFile(tmp_path), DrainList(tmp_path)
+    quotas.set("acme", 1)
+    drains.add(NodeId("a"))
+    next_incarnation(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with room_for(0):
+        for change in (
+            lambda: quotas.set("acme", 2),
+            lambda: drains.add(NodeId("b")),
+            lambda: next_incarnation(tmp_path),
+        ):
+            with pytest.raises(Exhausted):
+                change()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert (quotas.quotas, drains.nodes) == ({"acme": 1}, {NodeId("a")})

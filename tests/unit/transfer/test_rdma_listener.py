@@ -136,6 +136,14 @@ def test_bad_message_ends_its_connection_and_no_other(port: Port, sent: bytes) -
     assert port.caller().serves()
 
 
+def test_those_that_say_nothing_keep_nobody_out(port: Port) -> None:
+    good = port.caller()
+    for _ in range(300):
+        port.stranger()
+    assert port.caller().serves()
+    assert good.serves()
+
+
 def test_request_before_the_hello_ends_the_connection(port: Port) -> None:
     assert port.stranger().is_cut_off_after(messages.encode(OpenRegion(region_id=1)))
     assert port.caller().serves()

@@ -157,7 +157,7 @@ class ControlListener:
             sock, _ = self._listener.accept()
         except OSError:
             return
-        if len(self._callers) >= _MAX_CONNECTIONS:
+        if len(self._callers) >= _MAX_CONNECTIONS and not self._drop_stranger():
             sock.close()
             return
         try:
@@ -190,6 +190,14 @@ class ControlListener:
         except Exception:
             log.exception("rdma control request failed; its connection ends")
             self._drop(caller)
+
+    def _drop_stranger(self) -> bool:
+        """The one that has been longest without saying who it is: those that knock keep nobody out."""
+        strangers = [caller for caller in self._callers if not caller.is_admitted]
+        if not strangers:
+            return False
+        self._drop(min(strangers, key=lambda caller: caller.since_s))
+        return True
 
     def _answer_all(self, caller: _Caller, received: bytes) -> None:
         caller.frame += received
