@@ -22,7 +22,8 @@ from daemons.mc_cachenode.reporter import ReportedTier, Reporter
 from daemons.mc_cachenode.segment_leaving import LeavingParts
 from daemons.mc_cachenode.segment_list import SegmentList
 from daemons.mc_cachenode.segments import SegmentParts, Segments
-from daemons.mc_cachenode.staging import Staging, StagingParts
+from daemons.mc_cachenode.staged_slots import SlotParts, StagedSlots
+from daemons.mc_cachenode.staging import Staging
 from daemons.mc_cachenode.storage import Storage, open_storage
 from daemons.protocol.block import BadReplica, BlockLocation, Tier
 from daemons.protocol.node import HelloReply, NodeDescription
@@ -194,24 +195,23 @@ class CachenodeApp:
         )
 
     def _make_staging(self) -> Staging:
-        config, slots = self._config, self._replicas.segments.first.slots
-        return Staging(
-            StagingParts(
+        config, capacity_bytes = self._config, self._replicas.segments.first.slots.capacity_bytes
+        slots = StagedSlots(
+            SlotParts(
                 loop=self.loop,
                 replicas=self._replicas,
                 lower=[tier.store for tier in self._lower.values()],
                 rates=[tier.rate for tier in self._lower.values()],
                 promotion=Promotion(config.ssd.promote_uses),
                 limit_bytes=min(
-                    size_bytes(config.ssd.stage, "ssd.stage"), slots.capacity_bytes // _MAX_STAGED
+                    size_bytes(config.ssd.stage, "ssd.stage"), capacity_bytes // _MAX_STAGED
                 ),
                 keep=self._keep,
-                locate=self._locate,
-                grant=self._grant,
                 on_promoted=self._on_promoted,
                 make_room=lambda length, layers: self._handlers.puts.make_room(length, layers),
             )
         )
+        return Staging(self.loop, slots, locate=self._locate, grant=self._grant)
 
     def _parts(self) -> Parts:
         config = self._config

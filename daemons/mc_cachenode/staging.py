@@ -1,26 +1,22 @@
-"""Blocks of lower tiers on their way to a reader: brought into DRAM slots, one a block, that all its readers share.
+"""Readers of blocks that are on their way from lower tiers: who waits for which slot, and who holds it for how long.
 
-A staged block is held until its last reader has let go or its time is over, and is then promoted or its slot freed.
-Readers verify, so one that comes too late gets a miss at worst. Loop thread only; the tiers' workers fill the slots.
+A staged block is held until its last reader has let go or its time is over. Readers verify, so one that comes too late
+gets a miss at worst. Loop thread only.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from daemons.core.errors import Exhausted, McError
-from daemons.core.ids import BlockHash, StageId, new_stage_id, short
+from daemons.core.ids import BlockHash, StageId, new_stage_id
 from daemons.mc_cachenode.replica import Replica
-from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.mc_cachenode.staged_slots import NoSlot, NoSlotYet, Staged, StagedSlots
 from daemons.protocol.access import namespaces_of
 from daemons.protocol.block import BlockLocation, Stage, StageReply
 from daemons.protocol.segment import Grant
 from daemons.rpc import Call, Loop, Timer
-from daemons.store.lower import BlockRecord, LowerTier
-from daemons.store.promotion import Promotion
-from daemons.store.read_rate import ReadRate
 
 log = logging.getLogger(__name__)
 
@@ -30,30 +26,6 @@ _MAX_HOLD_S: Final = 600.0
 _ANSWER_EARLY_S: Final = 0.05
 """So that what is there still arrives before the asker gives up."""
 _POLL_S: Final = 0.05
-_ROOMY: Final = 0.8
-"""Below this part of the segment in use, what was read stays."""
-
-
-class _NoSlot(Exhausted):
-    """Until another reader lets go."""
-
-
-class _NoSlotYet(_NoSlot):
-    """Blocks of other sizes have the memory; some of them are on their way out."""
-
-
-@dataclass(slots=True, eq=False)
-class _Staged:
-    """One block in one slot. `is_dropped`: deleted meanwhile, so it is not promoted."""
-
-    replica: Replica
-    record: BlockRecord
-    holders: set[StageId] = field(default_factory=set)
-    waiting: list["_Request"] = field(default_factory=list)
-    is_filled: bool = False
-    is_dropped: bool = False
-    others: list[tuple[LowerTier, ReadRate]] = field(default_factory=list)
-    """Slower tiers, for when this one fails."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,48 +41,37 @@ class _Request:
     timer: Timer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StagingParts:
-    """What staging works with. `locate` says where a slot is for readers; `on_promoted` hears of what stays."""
-
-    loop: Loop
-    replicas: ReplicaTable
-    lower: Sequence[LowerTier]
-    rates: Sequence[ReadRate]
-    """One for each of them."""
-    promotion: Promotion
-    limit_bytes: int
-    """Beyond it only what DRAM has room for anyway."""
-    keep: Callable[[BlockHash], object]
-    """Called with what is to be read in DRAM, and might be leaving it."""
-    locate: Callable[[Replica], BlockLocation]
-    grant: Callable[[BlockLocation, float], Grant]
-    """Opens one of those for so many seconds."""
-    on_promoted: Callable[[BlockHash], object]
-    make_room: Callable[[int, int], object] = lambda _length, _num_layers: None
-    """For a slot of a block of so many bytes and layers, which blocks of other sizes take; at once or soon."""
-
-
 class Staging:
-    """Slots of blocks between the lower tiers and their readers."""
+    """Takes Stage and Unstage."""
 
-    def __init__(self, parts: StagingParts) -> None:
-        self._parts = parts
-        self._staged: dict[BlockHash, _Staged] = {}
+    def __init__(
+        self,
+        loop: Loop,
+        slots: StagedSlots,
+        locate: Callable[[Replica], BlockLocation],
+        grant: Callable[[BlockLocation, float], Grant],
+    ) -> None:
+        """`locate` says where a slot is for readers; `grant` opens such a place for so many seconds."""
+        self._loop = loop
+        self._slots = slots
+        self._locate = locate
+        self._grant = grant
         self._held: dict[StageId, tuple[list[BlockHash], Timer]] = {}
         self._ahead: set[StageId] = set()
+        self._waiting: dict[BlockHash, list[_Request]] = {}
+        """For a slot to be filled."""
         self._wanted: dict[BlockHash, list[_Request]] = {}
         """Wait for a slot that another reader holds, or that other blocks are about to leave."""
         self._is_polling = False
-        parts.replicas.reserved_bytes = parts.limit_bytes if parts.lower else 0
+        slots.on_read = self._on_read
 
     @property
     def used_bytes(self) -> int:
-        return self._parts.replicas.staged_bytes
+        return self._slots.used_bytes
 
     @property
     def num_staged(self) -> int:
-        return len(self._staged)
+        return len(self._slots)
 
     def stage(self, call: Call, message: Stage) -> None:
         """Raises Exhausted when too many hold something."""
@@ -120,18 +81,18 @@ class Staging:
             call, list(message.hashes), message.stage_id, missing, hold_s, message.wants_grants
         )
         for block_hash in missing:
-            self._staged[block_hash].waiting.append(request)
+            self._waiting.setdefault(block_hash, []).append(request)
         for block_hash, error in refused.items():
             request.why = error.message
-            if isinstance(error, _NoSlot) and self._may_wait(request, error):
+            if isinstance(error, NoSlot) and self._may_wait(request, error):
                 self._wanted.setdefault(block_hash, []).append(request)
                 missing.add(block_hash)
         if not missing:
             self._answer(request)
             return
         self._poll_later()
-        left_s = call.deadline_s - self._parts.loop.clock() - _ANSWER_EARLY_S
-        request.timer = self._parts.loop.call_later(max(0.0, left_s), self._answer, request)
+        left_s = call.deadline_s - self._loop.clock() - _ANSWER_EARLY_S
+        request.timer = self._loop.call_later(max(0.0, left_s), self._answer, request)
 
     def stage_ahead(self, hashes: Sequence[BlockHash], hold_s: float) -> None:
         """For a reader that will come and hold them itself; best effort."""
@@ -153,14 +114,14 @@ class Staging:
         hashes, timer = held
         timer.cancel()
         for block_hash in hashes:
-            staged = self._staged.get(block_hash)
+            staged = self._slots.get(block_hash)
             if staged is not None and stage_id in staged.holders:
                 staged.holders.discard(stage_id)
                 self._end_if_free(staged)
 
     def drop(self, block_hash: BlockHash) -> bool:
         """It was deleted, or is bad: its readers may finish, but it does not stay. False when it is not here."""
-        staged = self._staged.get(block_hash)
+        staged = self._slots.get(block_hash)
         if staged is None:
             return False
         staged.is_dropped = True
@@ -177,7 +138,7 @@ class Staging:
         refused: dict[BlockHash, McError] = {}
         for block_hash in dict.fromkeys(hashes):
             try:
-                staged = self._find(block_hash)
+                staged = self._slots.find(block_hash)
             except McError as error:
                 refused[block_hash] = error
                 continue
@@ -195,27 +156,27 @@ class Staging:
         """Nobody says when blocks of other sizes have left enough room for a slot."""
         if self._wanted and not self._is_polling:
             self._is_polling = True
-            self._parts.loop.call_later(_POLL_S, self._poll)
+            self._loop.call_later(_POLL_S, self._poll)
 
     def _poll(self) -> None:
         self._is_polling = False
         self._retry_wanted()
         self._poll_later()
 
-    def _may_wait(self, request: _Request, why: _NoSlot) -> bool:
+    def _may_wait(self, request: _Request, why: NoSlot) -> bool:
         """Others hold slots that they will let go; a reader never waits for its own."""
-        if isinstance(why, _NoSlotYet):
+        if isinstance(why, NoSlotYet):
             return True
         own = self._held.get(request.stage_id)
-        return len(self._staged) > (0 if own is None else len(own[0]))
+        return len(self._slots) > (0 if own is None else len(own[0]))
 
     def _retry_wanted(self) -> None:
         """A slot is free again: the one that waits longest comes first."""
         for block_hash in list(self._wanted):
             requests = self._wanted[block_hash]
             try:
-                staged = self._find(block_hash)
-            except _NoSlot:
+                staged = self._slots.find(block_hash)
+            except NoSlot:
                 return
             except McError as error:
                 staged = None
@@ -228,7 +189,7 @@ class Staging:
                     staged.holders.add(request.stage_id)
                     self._remember(request.stage_id, [block_hash], request.hold_s)
                     if not staged.is_filled:
-                        staged.waiting.append(request)
+                        self._waiting.setdefault(block_hash, []).append(request)
                 if not request.missing:
                     self._answer(request)
 
@@ -239,124 +200,17 @@ class Staging:
             held = list(dict.fromkeys([*known[0], *held]))
         if held:
             hold_s = min(max(0.0, hold_s), _MAX_HOLD_S)
-            timer = self._parts.loop.call_later(hold_s, self.unstage, stage_id)
+            timer = self._loop.call_later(hold_s, self.unstage, stage_id)
             self._held[stage_id] = held, timer
 
-    def _find(self, block_hash: BlockHash) -> _Staged | None:
-        """None for one that needs no staging, or is not here. Raises Exhausted, Unavailable."""
-        replica = self._parts.replicas.get(block_hash)
-        if replica is not None and replica.state == "sealed":
-            self._parts.replicas.touch(block_hash)
-            self._parts.keep(block_hash)
-            return None
-        staged = self._staged.get(block_hash)
-        if staged is not None:
-            self._parts.promotion.use(block_hash)
-            return staged
-        return None if replica is not None else self._begin_from_fastest(block_hash)
-
-    def _begin_from_fastest(self, block_hash: BlockHash) -> _Staged | None:
-        """A tier that rests or has enough to do leaves it to the next one."""
-        refused: McError | None = None
-        for at, tier in enumerate(self._parts.lower):
-            record = tier.get(block_hash)
-            if record is None:
-                continue
-            try:
-                staged = self._begin(tier, self._parts.rates[at], record)
-            except _NoSlot:
-                raise
-            except McError as error:
-                refused = refused or error
-            else:
-                below = zip(self._parts.lower, self._parts.rates, strict=True)
-                staged.others.extend(list(below)[at + 1 :])
-                return staged
-        if refused is not None:
-            raise refused
-        return None
-
-    def _begin(self, tier: LowerTier, rate: ReadRate, record: BlockRecord) -> _Staged:
-        parts = self._parts
-        block_hash = record.meta.hash
-        is_beyond = self.used_bytes + record.stored_bytes > parts.limit_bytes
-        if is_beyond and not self._has_room():
-            raise _NoSlot(
-                "the slots for staged blocks are all held; raise ssd.stage", retry_after_ms=50
-            )
-        replica = self._slot(record)
-        staged = _Staged(replica, record)
-        try:
-            self._read(staged, tier, rate)
-        except McError:
-            parts.replicas.abandon(replica)
-            raise
-        replica.seal_checksum = record.seal_checksum
-        self._staged[block_hash] = staged
-        parts.replicas.staged_bytes += record.stored_bytes
-        parts.promotion.use(block_hash)
-        return staged
-
-    def _slot(self, record: BlockRecord) -> Replica:
-        """Raises _NoSlotYet."""
-
-        def begin() -> Replica:
-            return self._parts.replicas.begin_staged(
-                record.meta, record.length, record.num_layers, version=record.version
-            )
-
-        try:
-            return begin()
-        except Exhausted:
-            self._parts.make_room(record.length, record.num_layers)
-        try:
-            return begin()
-        except Exhausted as error:
-            raise _NoSlotYet(error.message, retry_after_ms=50) from None
-
-    def _read(self, staged: _Staged, tier: LowerTier, rate: ReadRate) -> None:
-        """Raises Exhausted, Unavailable."""
-        parts = self._parts
-        slot = parts.replicas.stored(staged.replica)
-        reading = tier.submit_read(staged.record.meta.hash, slot, reader="stage")
-        rate.begin(parts.loop.clock())
-        reading.add_done_callback(
-            lambda future: parts.loop.call_soon_threadsafe(self._on_read, staged, rate, future)
-        )
-
-    def _read_elsewhere(self, staged: _Staged) -> bool:
-        """The same bytes from a slower tier."""
-        while staged.others and not staged.is_dropped:
-            tier, rate = staged.others.pop(0)
-            if tier.get(staged.record.meta.hash) == staged.record:
-                try:
-                    self._read(staged, tier, rate)
-                except McError as error:
-                    log.debug("not read either why=%s", error.message)
-                else:
-                    return True
-        return False
-
-    def _has_room(self) -> bool:
-        """Nobody has to leave yet."""
-        used_bytes, capacity_bytes = self._parts.replicas.usage()
-        return used_bytes < _ROOMY * capacity_bytes
-
-    def _on_read(self, staged: _Staged, rate: ReadRate, done: "Future[None]") -> None:
-        error = done.exception()
-        rate.end(0 if error else staged.record.stored_bytes, self._parts.loop.clock())
-        if error is not None and self._read_elsewhere(staged):
-            return
-        staged.is_filled = error is None
-        waiting, staged.waiting = staged.waiting, []
+    def _on_read(self, staged: Staged, error: BaseException | None) -> None:
+        block_hash = staged.record.meta.hash
         if error is not None:
-            log.warning("block not staged block=%s why=%s", short(staged.record.meta.hash), error)
-            staged.is_dropped = True
             staged.holders.clear()
-        for request in waiting:
+        for request in self._waiting.pop(block_hash, []):
             if error is not None:
                 request.why = str(error)
-            request.missing.discard(staged.record.meta.hash)
+            request.missing.discard(block_hash)
             if not request.missing:
                 self._answer(request)
         if error is not None:
@@ -371,48 +225,35 @@ class Staging:
         locations = [self._location(block_hash, own) for block_hash in request.hashes]
         grants = []
         if request.wants_grants:
-            grants = [self._parts.grant(at, request.hold_s) for at in locations if at is not None]
+            grants = [self._grant(at, request.hold_s) for at in locations if at is not None]
         request.call.reply(StageReply(locations=locations, why=request.why[:500], grants=grants))
         for block_hash in request.missing:
-            staged = self._staged.get(block_hash)
-            if staged is not None and request in staged.waiting:
-                staged.waiting.remove(request)
-            requests = self._wanted.get(block_hash, [])
-            if request in requests:
-                requests.remove(request)
-                if not requests:
-                    del self._wanted[block_hash]
+            _remove(self._waiting, block_hash, request)
+            _remove(self._wanted, block_hash, request)
 
     def _location(
         self, block_hash: BlockHash, own: frozenset[bytes] | None
     ) -> BlockLocation | None:
         """None for what is not here, or not in one of these namespaces."""
-        staged = self._staged.get(block_hash)
-        if staged is not None:
-            replica, is_here = staged.replica, staged.is_filled
-        else:
-            found = self._parts.replicas.get(block_hash)
-            if found is None:
-                return None
-            replica, is_here = found, found.state == "sealed"
-        is_foreign = own is not None and replica.meta.namespace not in own
-        return self._parts.locate(replica) if is_here and not is_foreign else None
+        replica = self._slots.readable(block_hash)
+        if replica is None or (own is not None and replica.meta.namespace not in own):
+            return None
+        return self._locate(replica)
 
-    def _end_if_free(self, staged: _Staged) -> None:
+    def _end_if_free(self, staged: Staged) -> None:
         if staged.is_filled and not staged.holders:
             self._end(staged)
 
-    def _end(self, staged: _Staged) -> None:
-        """Promote it or free its slot."""
-        parts = self._parts
-        block_hash = staged.record.meta.hash
-        del self._staged[block_hash]
-        parts.replicas.staged_bytes -= staged.record.stored_bytes
-        has_room = self._has_room()
-        if staged.is_dropped or not parts.promotion.admits(block_hash, has_room=has_room):
-            parts.replicas.abandon(staged.replica)
-        else:
-            created_ms = round(staged.record.created_s * 1000)
-            parts.replicas.seal(staged.replica, staged.record.seal_checksum, created_ms=created_ms)
-            parts.on_promoted(block_hash)
+    def _end(self, staged: Staged) -> None:
+        self._slots.end(staged)
         self._retry_wanted()
+
+
+def _remove(
+    requests_by_block: dict[BlockHash, list[_Request]], block_hash: BlockHash, request: _Request
+) -> None:
+    requests = requests_by_block.get(block_hash, [])
+    if request in requests:
+        requests.remove(request)
+        if not requests:
+            del requests_by_block[block_hash]

@@ -11,7 +11,8 @@ from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId, StageId
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.mc_cachenode.staging import Staging, StagingParts
+from daemons.mc_cachenode.staged_slots import SlotParts, StagedSlots
+from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.block import BlockLocation, BlockMeta, Stage, StageReply
 from daemons.protocol.segment import DataAddress, Grant, RegionRef
 from daemons.rpc import Loop
@@ -85,8 +86,8 @@ class Bench:
         self.rate = ReadRate()
         self.promoted: list[BlockHash] = []
         self.num_stages = 0
-        self.staging = Staging(
-            StagingParts(
+        slots = StagedSlots(
+            SlotParts(
                 loop=self.loop,
                 replicas=self.replicas,
                 lower=[self.tier],  # type: ignore[list-item]  # what staging uses of it
@@ -94,11 +95,10 @@ class Bench:
                 promotion=Promotion(min_uses),
                 limit_bytes=max_slots * SLOT,
                 keep=lambda _: None,
-                locate=_locate,
-                grant=_grant,
                 on_promoted=self.promoted.append,
             )
         )
+        self.staging = Staging(self.loop, slots, locate=_locate, grant=_grant)
         for block_hash in (A, B, C):
             self.tier.add(block_hash)
 
