@@ -12,6 +12,7 @@ from typing import Final
 from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB, format_size
+from daemons.mc_cachenode.making_room import make_room
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
 from daemons.mc_cachenode.pull_near import are_small, pull_near
@@ -193,7 +194,7 @@ class Puts:
     def make_room(self, length: int, num_layers: int) -> None:
         """This node's own choice. What a lower tier takes first leaves a little later."""
         parts = self._parts
-        for freed in parts.replicas.make_room(length, num_layers, parts.leaves_later):
+        for freed in make_room(parts.replicas, length, num_layers, parts.leaves_later):
             parts.reporter.freed(freed)
             parts.metrics.freed_blocks.labels("own").inc()
 

@@ -8,7 +8,6 @@ freed here is recorded, and `flush` is called before anyone is told.
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
@@ -22,7 +21,7 @@ from daemons.protocol.block import (
     Tier,
     Tombstone,
 )
-from daemons.store.index_format import ClearedRecord, DeadRecord, PinRecord, SealedRecord
+from daemons.store.index_format import SealedRecord
 from daemons.store.index_log import IndexLog
 from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
 from daemons.store.segment import Segment
@@ -30,12 +29,6 @@ from daemons.store.segment_set import SegmentSet
 
 _VOID_BYTES = 8
 """Of a trailer: without its magic no reader takes it."""
-
-_MAX_SCANNED = 10_000
-"""Oldest blocks looked at for one of the right size class."""
-
-_MAX_EVICTIONS = 64
-"""Blocks given up for one allocation before it is refused after all."""
 
 
 class ReplicaTable:
@@ -128,9 +121,6 @@ class ReplicaTable:
     def dead_names(self) -> list[DeadName]:
         return self.remembered.dead_names()
 
-    def dead(self) -> list[DeadRecord]:
-        return self.remembered.dead()
-
     def is_pinned_hard(self, block_hash: BlockHash, *, now_s: float) -> bool:
         pin = self.remembered.pins.find(block_hash, now_s=now_s)
         return pin is not None and pin.is_hard
@@ -144,14 +134,8 @@ class ReplicaTable:
                 found[replica.segment.number] += replica.length + replica.trailer_bytes
         return found
 
-    def pinned(self) -> list[PinRecord]:
-        return self.remembered.pinned()
-
     def tombstones(self) -> list[Tombstone]:
         return self.remembered.tombstones()
-
-    def cleared(self) -> list[ClearedRecord]:
-        return self.remembered.cleared()
 
     def hashes(self) -> list[BlockHash]:
         return [replica.meta.hash for replica in self.sealed()]
@@ -175,6 +159,10 @@ class ReplicaTable:
     def get(self, block_hash: BlockHash) -> Replica | None:
         return self._replicas.get(block_hash)
 
+    def is_replaced(self, block_hash: BlockHash) -> bool:
+        """Whether a next version of it is being written."""
+        return block_hash in self._replaced
+
     def sealed(self) -> Iterator[Replica]:
         replaced = self._replaced.get if self._replaced else lambda _: None
         for key, replica in self._replicas.items():
@@ -194,7 +182,7 @@ class ReplicaTable:
         self, meta: BlockMeta, length: int, num_layers: int, *, version: int = VERSION
     ) -> Replica:
         """A slot for a block that is not here, or is in an older version. Raises Exhausted."""
-        self._refuse_reserved(length)
+        self.refuse_reserved(length)
         return self.begin_staged(meta, length, num_layers, version=version)
 
     def begin_staged(
@@ -252,7 +240,8 @@ class ReplicaTable:
         self._drop(replica)
         return True
 
-    def _refuse_reserved(self, length: int) -> None:
+    def refuse_reserved(self, length: int) -> None:
+        """Raises Exhausted where so much more would leave less than is kept for staged blocks."""
         if not self.reserved_bytes:
             return
         used_bytes, capacity_bytes = self.usage()
@@ -327,52 +316,6 @@ class ReplicaTable:
             replica.wanted = count
             self._log_sealed(replica)
         self.flush()
-
-    def make_room(
-        self,
-        length: int,
-        num_layers: int,
-        leaves_later: Callable[[Replica], bool] = lambda _: False,
-    ) -> list[BlockHash]:
-        """Give up the least recently put blocks until a slot of this size is free; what went is returned.
-
-        `leaves_later` says of each whether a lower tier takes it first, and frees it then: that makes no room yet.
-        Of pinned ones the soft come last and the hard never. It may not be enough: the caller's next `begin` says so.
-        """
-        slots = self.segments.first.slots
-        needed = length + trailer_length(num_layers)
-        freed: list[BlockHash] = []
-        if needed > self.segments.slab_bytes:
-            return freed
-        oldest = [replica for replica in self._may_go() if not replica.segment.is_leaving]
-        # One block of the same size class makes the slot; of another class it takes a whole slab of them.
-        fitting = (r for r in oldest if slots.is_same_class(r.length + r.trailer_bytes, needed))
-        same = next(fitting, None)
-        for replica in [same] if same else oldest[:_MAX_EVICTIONS]:
-            block_hash = replica.meta.hash
-            if leaves_later(replica):
-                continue
-            self.free(block_hash)
-            freed.append(block_hash)
-            try:
-                self._refuse_reserved(length)
-                segment, offset = self.segments.allocate(needed)
-                segment.free(offset)
-            except Exhausted:
-                continue
-            return freed
-        return freed
-
-    def _may_go(self) -> list[Replica]:
-        """Those to give up first at the front."""
-        now_s = time.monotonic()
-        pinned = [
-            (self.remembered.pins.find(replica.meta.hash, now_s=now_s), replica)
-            for replica in islice(self.sealed(), _MAX_SCANNED)
-            if not replica.num_holds and replica.meta.hash not in self._replaced
-        ]
-        soft = [replica for pin, replica in pinned if pin is not None and not pin.is_hard]
-        return [replica for pin, replica in pinned if pin is None] + soft
 
     def trailer(self, replica: Replica) -> Trailer:
         """Read back from the segment. Raises BadSeal when memory no longer holds what was sealed."""

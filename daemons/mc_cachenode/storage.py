@@ -131,13 +131,13 @@ class BlocksOf:
         return self.replicas.record_of(block_hash, self.segment)
 
     def cleared(self) -> Iterable[ClearedRecord]:
-        return () if self.segment.number else self.replicas.cleared()
+        return () if self.segment.number else self.replicas.remembered.cleared()
 
     def dead(self) -> Iterable[DeadRecord]:
-        return () if self.segment.number else self.replicas.dead()
+        return () if self.segment.number else self.replicas.remembered.dead()
 
     def pinned(self) -> Iterable[PinRecord]:
-        return () if self.segment.number else self.replicas.pinned()
+        return () if self.segment.number else self.replicas.remembered.pinned()
 
 
 def segment_path(config: SegmentSection, node: NodeId) -> Path:

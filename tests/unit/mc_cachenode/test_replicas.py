@@ -1,6 +1,5 @@
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kit.index_records import HEADER
 
 from daemons.core.errors import Exhausted
-from daemons.core.ids import BlockHash, Incarnation
+from daemons.core.ids import BlockHash
 from daemons.mc_cachenode.pull import is_intact
-from daemons.mc_cachenode.replica import VERSION, Replica, wall_ms
+from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.storage import BlocksOf
 from daemons.protocol.block import BlockMeta
-from daemons.protocol.pin import Pin
 from daemons.store import index_log
 from daemons.store.index_files import IndexInDirectory
 from daemons.store.index_format import IndexReader, replay
@@ -204,29 +202,3 @@ def _compacts_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestNode(NodeMachine.TestCase):  # type: ignore[name-defined,misc]  # made by hypothesis
     settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-def test_a_node_that_helps_itself_keeps_hard_pins_and_gives_up_soft_ones_last() -> None:
-    segment = Segment.create(8 * 4096, slab_bytes=8 * 4096)
-    replicas = ReplicaTable(segment)
-    for number in range(8):
-        replicas.seal(replicas.begin(meta(number), 3840, NUM_LAYERS), 7)
-    now_s = time.monotonic()
-    pins = [
-        Pin(hash=meta(0).hash, is_hard=True, ttl_ms=60_000),
-        Pin(hash=meta(1).hash, is_hard=False, ttl_ms=60_000, is_own=False),
-        Pin(hash=meta(2).hash, is_hard=True, ttl_ms=1),
-    ]
-    replicas.remembered.pins.hold(pins, Incarnation(3), now_s=now_s - 0.01, now_ms=wall_ms())
-    went = []
-    for number in range(8, 15):
-        went += replicas.make_room(3840, NUM_LAYERS)
-        replicas.begin(meta(number), 3840, NUM_LAYERS)
-    assert went == [meta(number).hash for number in (2, 3, 4, 5, 6, 7, 1)]
-    assert replicas.make_room(3840, NUM_LAYERS) == []
-    assert replicas.writing_bytes == 7 * 3840
-    assert replicas.remembered.pins.news_for(Incarnation(3), now_s=now_s) == []
-    (told,) = replicas.remembered.pins.news_for(Incarnation(4), now_s=now_s + 20)
-    assert (told.hash, told.is_hard) == (meta(0).hash, True)
-    assert 39_000 < told.ttl_ms <= 40_000
-    segment.close()
