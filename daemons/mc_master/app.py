@@ -14,17 +14,17 @@ from daemons.config.mc_master import MasterConfig
 from daemons.config.secret import mark_of
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, new_epoch
-from daemons.mc_master.adopting import ADOPT_INTERVAL_S
-from daemons.mc_master.data_keys import DataKeys
-from daemons.mc_master.drain_list import DrainList
 from daemons.mc_master.event_log import EventLog
 from daemons.mc_master.grants import ReplyGrants
 from daemons.mc_master.handlers import Handlers
-from daemons.mc_master.incarnation import next_incarnation, store_incarnation
-from daemons.mc_master.key_watch import KeyWatch
 from daemons.mc_master.metrics import MasterMetrics
-from daemons.mc_master.quota_file import QuotaFile
+from daemons.mc_master.nodes.data_keys import DataKeys
+from daemons.mc_master.nodes.drain_list import DrainList
+from daemons.mc_master.nodes.incarnation import next_incarnation, store_incarnation
+from daemons.mc_master.nodes.key_watch import KeyWatch
+from daemons.mc_master.replicas.adopting import ADOPT_INTERVAL_S
 from daemons.mc_master.state import MasterState, Outlets, tuning_of
+from daemons.mc_master.tenants.quota_file import QuotaFile
 from daemons.protocol.base import Message
 from daemons.protocol.node import HelloReply, NodeDescription
 from daemons.rpc import AllowedList, Call, Loop, Publisher, Server

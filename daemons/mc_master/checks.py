@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import NodeId
-from daemons.mc_master.incarnation import MAX_INCARNATION
+from daemons.mc_master.nodes.incarnation import MAX_INCARNATION
 from daemons.protocol.node import Join, ModelDescription, NodeDescription
 from daemons.protocol.report import Report
 from daemons.protocol.request import Schedule

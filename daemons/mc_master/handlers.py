@@ -4,20 +4,20 @@ from typing import assert_never
 
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import NodeId
-from daemons.mc_master.adopting import Adopting
-from daemons.mc_master.awaiting import Awaiting
-from daemons.mc_master.blocks import BlockHandlers
-from daemons.mc_master.drain_list import DrainList
-from daemons.mc_master.hot_blocks import HeatHandling
-from daemons.mc_master.membership import MembershipHandlers
-from daemons.mc_master.name_keeper import NameKeeper
-from daemons.mc_master.objects import ObjectHandlers
-from daemons.mc_master.quota_file import QuotaFile
-from daemons.mc_master.quotas import Quotas
-from daemons.mc_master.replicating import Replicating
-from daemons.mc_master.replication import ReplicationHandlers
+from daemons.mc_master.blocks.handlers import BlockHandlers
+from daemons.mc_master.names.handlers import ObjectHandlers
+from daemons.mc_master.names.keeper import NameKeeper
+from daemons.mc_master.nodes.drain_list import DrainList
+from daemons.mc_master.nodes.handlers import MembershipHandlers
+from daemons.mc_master.replicas.adopting import Adopting
+from daemons.mc_master.replicas.awaiting import Awaiting
+from daemons.mc_master.replicas.handlers import ReplicationHandlers
+from daemons.mc_master.replicas.hot_blocks import HeatHandling
+from daemons.mc_master.replicas.replicating import Replicating
 from daemons.mc_master.requests import RequestHandlers
 from daemons.mc_master.state import MasterState
+from daemons.mc_master.tenants.quota_file import QuotaFile
+from daemons.mc_master.tenants.quotas import Quotas
 from daemons.protocol.base import Ping
 from daemons.protocol.block import (
     BadReplica,

@@ -14,7 +14,7 @@ from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.errors import McError, Unavailable, family_of
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.mc_master.checks import MAX_TOKENS, check_schedule
-from daemons.mc_master.membership import MembershipHandlers
+from daemons.mc_master.nodes.handlers import MembershipHandlers
 from daemons.mc_master.staging import slow_part, stage_ahead
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok

@@ -17,7 +17,7 @@ from daemons.config.mc_master import MasterConfig, NodeSection
 from daemons.core.errors import ConfigError
 from daemons.core.ids import BlockHash, Incarnation, NodeId, StageId
 from daemons.mc_master.app import MasterApp
-from daemons.mc_master.incarnation import next_incarnation, store_incarnation
+from daemons.mc_master.nodes.incarnation import next_incarnation, store_incarnation
 from daemons.protocol.base import Ping
 from daemons.protocol.block import MAX_HASHES, Stage
 from daemons.protocol.failure import Failure

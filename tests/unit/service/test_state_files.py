@@ -10,10 +10,10 @@ from kit.full_disk import room_for
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
 from daemons.mc_cachenode.segment_list import SegmentList
-from daemons.mc_master.drain_list import DrainList
-from daemons.mc_master.incarnation import next_incarnation
-from daemons.mc_master.kept_nodes import KeptNodes
-from daemons.mc_master.quota_file import QuotaFile
+from daemons.mc_master.nodes.drain_list import DrainList
+from daemons.mc_master.nodes.incarnation import next_incarnation
+from daemons.mc_master.nodes.kept_nodes import KeptNodes
+from daemons.mc_master.tenants.quota_file import QuotaFile
 from daemons.service.paths import read_state, write_durably
 
 pytestmark = pytest.mark.timeout(60)

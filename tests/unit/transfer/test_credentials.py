@@ -6,7 +6,7 @@ import pytest
 
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import NodeId, PublicKey
-from daemons.mc_master.data_keys import DataKeys
+from daemons.mc_master.nodes.data_keys import DataKeys
 from daemons.protocol.key import AllowedKey, KeyRole
 from daemons.protocol.segment import Strided
 from daemons.transfer.capability import BadCapability, CapabilityKey, encode_grant

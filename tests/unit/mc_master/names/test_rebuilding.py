@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from daemons.core.ids import Incarnation, NodeId
-from daemons.mc_master.rebuilding import Rebuilding
+from daemons.mc_master.names.rebuilding import Rebuilding
 
 A, B = NodeId("a"), NodeId("b")
 

@@ -6,7 +6,7 @@ import pytest
 
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId
-from daemons.mc_master.drain_list import DrainList
+from daemons.mc_master.nodes.drain_list import DrainList
 
 
 def test_it_is_kept_on_disk(tmp_path: Path) -> None:

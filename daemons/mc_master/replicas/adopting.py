@@ -8,7 +8,7 @@ from typing import Final
 
 from daemons.conductor.membership import Member
 from daemons.core.ids import NodeId
-from daemons.mc_master.kept_nodes import KeptNodes
+from daemons.mc_master.nodes.kept_nodes import KeptNodes
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import AdoptObjects
 

@@ -6,8 +6,8 @@ from typing import Final, assert_never
 from daemons.conductor.membership import Member
 from daemons.core.errors import NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId
-from daemons.mc_master.drain_list import DrainList
-from daemons.mc_master.replicating import Replicating
+from daemons.mc_master.nodes.drain_list import DrainList
+from daemons.mc_master.replicas.replicating import Replicating
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.block import MAX_REPLICAS, BlockFilter

@@ -12,7 +12,7 @@ from typing import Final
 from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import BlockHash, Incarnation, NodeId
-from daemons.mc_master.rebuilding import Rebuilding
+from daemons.mc_master.names.rebuilding import Rebuilding
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import (
     DeadName,

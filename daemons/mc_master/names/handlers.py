@@ -10,8 +10,8 @@ from daemons.config.segment_cut import SLOT_ALIGN, default_slab_bytes
 from daemons.core.errors import ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.core.units import MIB
-from daemons.mc_master.lookups import granted_lease_s
-from daemons.mc_master.name_keeper import NameKeeper
+from daemons.mc_master.blocks.lookups import granted_lease_s
+from daemons.mc_master.names.keeper import NameKeeper
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.block import BlockLocation

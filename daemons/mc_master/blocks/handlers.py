@@ -8,15 +8,15 @@ from typing import Final, assert_never
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import NotFound, Unavailable
-from daemons.mc_master.clearing import Clearing
-from daemons.mc_master.device_tier import DeviceTier
-from daemons.mc_master.flushing import flush
-from daemons.mc_master.lookups import Lookups
-from daemons.mc_master.membership import MembershipHandlers
-from daemons.mc_master.name_keeper import NameKeeper
-from daemons.mc_master.pinning import Pinning
-from daemons.mc_master.removals import Removals
-from daemons.mc_master.reports import Concerned, Reports
+from daemons.mc_master.blocks.clearing import Clearing
+from daemons.mc_master.blocks.device_tier import DeviceTier
+from daemons.mc_master.blocks.flushing import flush
+from daemons.mc_master.blocks.lookups import Lookups
+from daemons.mc_master.blocks.pinning import Pinning
+from daemons.mc_master.blocks.removals import Removals
+from daemons.mc_master.blocks.reports import Concerned, Reports
+from daemons.mc_master.names.keeper import NameKeeper
+from daemons.mc_master.nodes.handlers import MembershipHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.access import namespaces_of
 from daemons.protocol.base import Ok

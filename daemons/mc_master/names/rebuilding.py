@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from daemons.core.ids import Incarnation, NodeId
-from daemons.mc_master.kept_nodes import KeptNodes
+from daemons.mc_master.nodes.kept_nodes import KeptNodes
 
 log = logging.getLogger(__name__)
 

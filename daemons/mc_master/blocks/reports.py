@@ -11,16 +11,16 @@ import msgspec
 from daemons.conductor.membership import Member
 from daemons.core.errors import NotFound, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.blocks.clearing import Clearing
+from daemons.mc_master.blocks.device_tier import DeviceTier
+from daemons.mc_master.blocks.pinning import Pinning
+from daemons.mc_master.blocks.removals import Removals
+from daemons.mc_master.blocks.report_order import out_of_order
+from daemons.mc_master.blocks.victims import Victims
 from daemons.mc_master.checks import check_report, check_segments
-from daemons.mc_master.clearing import Clearing
-from daemons.mc_master.device_tier import DeviceTier
-from daemons.mc_master.membership import MembershipHandlers
-from daemons.mc_master.name_keeper import NameKeeper
-from daemons.mc_master.pinning import Pinning
-from daemons.mc_master.removals import Removals
-from daemons.mc_master.report_order import out_of_order
+from daemons.mc_master.names.keeper import NameKeeper
+from daemons.mc_master.nodes.handlers import MembershipHandlers
 from daemons.mc_master.state import MasterState
-from daemons.mc_master.victims import Victims
 from daemons.protocol.block import TierUsage
 from daemons.protocol.event import BlocksStored
 from daemons.protocol.packed import SealedBlocks

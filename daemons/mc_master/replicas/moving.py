@@ -10,7 +10,7 @@ from typing import Final
 
 from daemons.conductor.replication import CopyNode
 from daemons.core.ids import BlockHash, NodeId, short
-from daemons.mc_master.copies import MAX_WAITING, Copies
+from daemons.mc_master.replicas.copies import MAX_WAITING, Copies
 from daemons.mc_master.state import MasterState
 
 log = logging.getLogger(__name__)

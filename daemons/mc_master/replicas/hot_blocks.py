@@ -10,7 +10,7 @@ from daemons.conductor.hot_blocks import Heat, HotBlocks, HotRules
 from daemons.conductor.replication import choose_spread
 from daemons.config.mc_master import PoolSection
 from daemons.core.ids import BlockHash, HostId, NodeId
-from daemons.mc_master.replicating import Replicating
+from daemons.mc_master.replicas.replicating import Replicating
 from daemons.mc_master.state import MasterState
 
 _SPREAD_S: Final = 1.0

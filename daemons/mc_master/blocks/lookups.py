@@ -3,7 +3,7 @@
 from typing import Final
 
 from daemons.core.ids import BlockHash
-from daemons.mc_master.device_tier import DeviceTier
+from daemons.mc_master.blocks.device_tier import DeviceTier
 from daemons.mc_master.requests import OnUsed
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import BlockLocation

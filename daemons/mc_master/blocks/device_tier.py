@@ -6,8 +6,8 @@ from typing import Final
 from daemons.conductor.membership import Member
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import BlockHash, NodeId
-from daemons.mc_master.clearing import Clearing
-from daemons.mc_master.report_order import out_of_order
+from daemons.mc_master.blocks.clearing import Clearing
+from daemons.mc_master.blocks.report_order import out_of_order
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import BlockFilter, ListedBlock, RemovalReason, Tier, TierUsage
 from daemons.protocol.event import BlocksRemoved, BlocksStored

@@ -21,8 +21,8 @@ from daemons.conductor.replication import (
     num_missing,
 )
 from daemons.core.ids import BlockHash, NodeId
-from daemons.mc_master.copies import MAX_WAITING, Away, Copies, domain_of
-from daemons.mc_master.moving import Moving
+from daemons.mc_master.replicas.copies import MAX_WAITING, Away, Copies, domain_of
+from daemons.mc_master.replicas.moving import Moving
 from daemons.mc_master.state import MasterState
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.replication import CopyFailed

@@ -13,8 +13,8 @@ import numpy as np
 from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, ProtocolError
 from daemons.core.units import format_size
-from daemons.mc_master.quota_file import QuotaFile
 from daemons.mc_master.state import MasterState
+from daemons.mc_master.tenants.quota_file import QuotaFile
 from daemons.protocol.base import Ok
 from daemons.protocol.block import FreeBlocks
 from daemons.protocol.packed import SealedBlocks

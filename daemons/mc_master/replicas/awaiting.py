@@ -5,8 +5,8 @@ from typing import Final
 
 from daemons.core.errors import Exhausted, NotFound, ProtocolError
 from daemons.core.ids import BlockHash
-from daemons.mc_master.clearing import ANSWER_EARLY_S
-from daemons.mc_master.copies import domain_of
+from daemons.mc_master.blocks.clearing import ANSWER_EARLY_S
+from daemons.mc_master.replicas.copies import domain_of
 from daemons.mc_master.state import MasterState
 from daemons.protocol.access import namespaces_of
 from daemons.protocol.packed import SealedBlocks

@@ -1,0 +1,1 @@
+"""What the directory is told and asked: reports, look-ups, clears, pins, flushes, victims."""

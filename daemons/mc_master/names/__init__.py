@@ -1,0 +1,1 @@
+"""Objects under names: reserved, found, deleted, and kept deleted."""

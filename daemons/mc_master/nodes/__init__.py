@@ -1,0 +1,1 @@
+"""Who is in the cluster: members, drains, keys, and the lives of masters."""

@@ -1,0 +1,1 @@
+"""How many replicas blocks have, and where: copies ordered from cache nodes."""

@@ -1,0 +1,1 @@
+"""What tenants may hold of the pool."""
