@@ -86,12 +86,6 @@ class OpenedBlocks:
             timeout_s,
         )
 
-    def read_layer(
-        self, layer: int, k_rows: ByteArray, v_rows: ByteArray, *, timeout_s: float = 5.0
-    ) -> int:
-        """One layer of all good blocks; returns how many are good after it."""
-        return self.read_layers(layer, [(k_rows, v_rows)], self.num_good, timeout_s=timeout_s)
-
     def _choose(self, replicas: Sequence[Sequence[BlockLocation]]) -> None:
         for of_block in replicas:
             ranked = [at for at in of_block if not self._is_suspect(at)]

@@ -7,7 +7,7 @@ end of the last chunk.
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -32,12 +32,6 @@ class Slot:
         """Arena offset of the keys (half 0) or values (half 1) of `token` in `layer`."""
         row = (2 * layer + half) * self.capacity_tokens + token
         return self.offset_bytes + row * self.geometry.bytes_per_token_layer_half
-
-    def half_ranges(self, layer: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """(arena offset, length) of keys, then values, of tokens [start, end) in `layer`."""
-        length = (end - start) * self.geometry.bytes_per_token_layer_half
-        for half in range(2):
-            yield self.half_offset(layer, half, start), length
 
 
 AnySlot = TypeVar("AnySlot", bound=Slot)

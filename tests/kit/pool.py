@@ -186,5 +186,5 @@ def read_all(
     count = len(locations)
     arena = np.zeros((2 * NUM_LAYERS, count * ROW), np.uint8)
     for layer in range(NUM_LAYERS):
-        opened.read_layer(layer, arena[2 * layer], arena[2 * layer + 1])
+        opened.read_layers(layer, [(arena[2 * layer], arena[2 * layer + 1])], opened.num_good)
     return opened.num_good, arena.reshape(-1), opened.bad
