@@ -1,4 +1,4 @@
-"""A connection to one server: requests with deadlines, streamed parts, notices, and knowing when the peer is gone.
+"""Requests to one server, with deadlines; streamed parts, notices, and knowing when the peer is gone.
 
 A closed connection fails what is pending at once. A peer that keeps the connection but is silent (stopped, hung
 host) is gone after `MISSED_BEATS` beats without a byte; beats are counted by our own timer, so a process that was
@@ -6,22 +6,17 @@ itself stopped does not blame its peers. After a loss the socket is made anew: n
 """
 
 import itertools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from daemons.core.errors import Exhausted, McError, ProtocolError, Unavailable
-from daemons.protocol.address import split_key
 from daemons.protocol.base import MALFORMED, Message, Ping
 from daemons.protocol.failure import Failure, Unwelcome, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
-from daemons.rpc.dealer import AT_ONCE_S, MONITORED, NO_KEYS, keys_missing, new_dealer
-from daemons.rpc.frames import await_message, has_more, receive, send_frames
+from daemons.rpc.connection import Connection
+from daemons.rpc.dealer import AT_ONCE_S
 from daemons.rpc.framing import Header, Kind, unpack_header
 from daemons.rpc.loop import Loop, Timer
 
@@ -61,25 +56,23 @@ class Channel:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.loop = loop
-        self.endpoint, self._server_key = split_key(endpoint)
-        self.is_connected = False
+        self._connection = Connection(loop, endpoint, self, connect_timeout_s)
+        self.endpoint = self._connection.endpoint
         self.is_closed = False
         self.incarnation = 0
         """Sent with every request; whoever owns the channel to a master sets it."""
         self.last_used_s = loop.clock()
         self._on_notice = on_notice
         self._on_hello = on_hello
-        self._connect_timeout_s = connect_timeout_s
         self._ids = itertools.count(1)
         self._pending: dict[int, Pending] = {}
-        self._outbox: deque[list[bytes]] = deque()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._monitor: zmq.Socket[bytes] | None = None
-        self._connect_timer: Timer | None = None
         self._beat_timer: Timer | None = None
         self._missed_beats = 0
-        self._unproved_why = ""
-        """Why the last handshake may have failed, where the library did not say."""
+
+    @property
+    def is_connected(self) -> bool:
+        """The handshake succeeded, and no loss was heard of since."""
+        return self._connection.is_up
 
     @property
     def num_pending(self) -> int:
@@ -99,7 +92,7 @@ class Channel:
         """
         if self.is_closed:
             raise Unavailable(f"the connection to {self.endpoint} was closed")
-        if self._is_revoked:
+        if self._connection.is_revoked:
             raise Unwelcome(f"the key of {self.endpoint} was revoked")
         if len(self._pending) >= MAX_PENDING:
             raise Exhausted(
@@ -108,7 +101,7 @@ class Channel:
         request_id = next(self._ids)
         pending = self._await_reply(request_id, timeout_s, on_reply, on_part)
         self.last_used_s = self.loop.clock()
-        self._open()
+        self._connection.open()
         self._send(request_id, message, timeout_s)
         return pending
 
@@ -126,7 +119,7 @@ class Channel:
         loop = self.loop
         loop.catch_up()  # hear now of a loss that happened while nobody turned the loop
         has_time = timeout_s >= AT_ONCE_S
-        if not self.is_connected or self._pending or self._is_revoked or not has_time:
+        if not self.is_connected or self._pending or self._connection.is_revoked or not has_time:
             return self._call_in_turns(message, timeout_s, meanwhile)
         request_id = next(self._ids)
         self.last_used_s = started_s = loop.clock()
@@ -179,11 +172,8 @@ class Channel:
 
     def _answer_at_once(self, request_id: int) -> Reply | McError | None:
         """None: not there within AT_ONCE_S, in which nothing but this socket is heard."""
-        if self._socket is None:
-            return None
-        try:
-            frames = [part.bytes for part in await_message(self._socket)]
-        except zmq.Again:
+        frames = self._connection.await_frames()
+        if frames is None:
             return None
         try:
             header = unpack_header(frames[0])
@@ -192,7 +182,7 @@ class Channel:
                 return to_error(reply) if isinstance(reply, Failure) else reply  # type: ignore[return-value]  # a reply by its kind
         except (ProtocolError, IndexError, *MALFORMED):
             pass  # told below, as by every turn
-        self._on_frames(frames)
+        self.on_frames(frames)
         return None
 
     def forget(self, request_id: int) -> bool:
@@ -201,128 +191,35 @@ class Channel:
     def close(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self._drop_socket()
-            self._fail_pending(Unavailable(f"the connection to {self.endpoint} was closed"))
-
-    @property
-    def _is_revoked(self) -> bool:
-        identity = self.loop.identity
-        if identity is None or self._server_key is None:
-            return False
-        return identity.allowed.revoked(self._server_key) is not None
-
-    def _open(self) -> None:
-        if self._socket is not None:
-            return
-        identity = self.loop.identity
-        why_not = keys_missing(self.endpoint, identity, self._server_key)
-        if why_not:
-            self._lose_soon(why_not, Unwelcome)
-            return
-        socket = new_dealer(self.loop.context, identity, self._server_key)
-        self._monitor = socket.get_monitor_socket(MONITORED)
-        self._socket = socket
-        self.loop.add_reader(self._monitor, self._on_monitor)
-        self.loop.add_reader(socket, self._on_readable)
-        try:
-            socket.connect(self.endpoint)
-        except zmq.ZMQError as error:
-            self._lose_soon(f"cannot connect to {self.endpoint}: {zmq.strerror(error.errno or 0)}")
-            return
-        self._connect_timer = self.loop.call_later(
-            self._connect_timeout_s, self._on_connect_timeout
-        )
+            self._connection.drop()
+            self.on_lost(Unavailable(f"the connection to {self.endpoint} was closed"))
 
     def _send(self, request_id: int, message: Message, timeout_s: float) -> None:
         header = Header(
             Kind.REQUEST, request_id, int(min(timeout_s, 86_400) * 1000), self.incarnation
         )
-        frames = [header.pack(), encode(message)]
-        if self.is_connected:
-            self._send_frames(frames)
-        elif self._socket is not None:
-            self._outbox.append(frames)
+        self._connection.send([header.pack(), encode(message)])
 
-    def _send_frames(self, frames: list[bytes]) -> None:
-        assert self._socket is not None, "connected without a socket"
-        try:
-            send_frames(self._socket, frames)
-        except zmq.Again:
-            self._lose_soon(f"{self.endpoint} is gone, or has stopped reading")
+    # -- what the connection says ----------------------------------------------------------------------------------
 
-    def _on_monitor(self) -> None:
-        monitor = self._monitor
-        while monitor is not None and self._monitor is monitor:
-            try:
-                event = recv_monitor_message(monitor, zmq.NOBLOCK)["event"]
-            except zmq.Again:
-                return
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._on_connected()
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.loop.guard(self._on_readable)  # what it said before it left still counts
-                if self._monitor is not monitor:
-                    return  # it said nonsense: that loss was dealt with, this is a new socket
-                self._lose(f"{self.endpoint} closed the connection{self._unproved_why}")
-            else:
-                self._on_handshake_failed(event)
-
-    def _on_handshake_failed(self, event: int) -> None:
-        """The library gives up after the two that say something; the third may also be a server that ends."""
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._lose(
-                f"{self.endpoint} does not let this process's key in: mcctl keys authorize at the master does",
-                Unwelcome,
-            )
-        elif self._server_key is not None:
-            self._unproved_why = "; is this its public key, and does it have keys?"
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._lose(f"{self.endpoint} {NO_KEYS}", Unwelcome)
-        else:
-            self._unproved_why = " before a word was said; it may have ended, or ask for keys"
-
-    def _on_connected(self) -> None:
-        self.is_connected = True
-        self._unproved_why = ""
+    def on_connected(self) -> None:
+        """Hello goes first."""
         self._missed_beats = 0
-        if self._connect_timer is not None:
-            self._connect_timer.cancel()
-        waiting, self._outbox = self._outbox, deque()
         timer = self.loop.call_later(CONNECT_TIMEOUT_S, lambda: None)
         request_id = next(self._ids)
         self._pending[request_id] = Pending(self, request_id, self._on_hello_reply, None, timer)
         self._send(request_id, Hello(), CONNECT_TIMEOUT_S)
-        while waiting and self.is_connected:
-            self._send_frames(waiting.popleft())
 
-    def _on_hello_reply(self, reply: Reply | McError) -> None:
-        if isinstance(reply, HelloReply) and self._on_hello is not None:
-            self._on_hello(reply)
-        elif isinstance(reply, ProtocolError):
-            self._lose(reply.message, ProtocolError)
-
-    def _on_connect_timeout(self) -> None:
-        if not self.is_connected:
-            self._lose(f"{self.endpoint} does not answer; is it running?{self._unproved_why}")
-
-    def _on_readable(self) -> None:
-        while self._socket is not None and has_more(self._socket):
-            try:
-                frames = [part.bytes for part in receive(self._socket)]
-            except zmq.Again:
-                return
-            self._missed_beats = 0
-            if self._is_revoked:
-                self._lose(f"the key of {self.endpoint} was revoked", Unwelcome)
-                return
-            self._on_frames(frames)
-
-    def _on_frames(self, frames: list[bytes]) -> None:
+    def on_frames(self, frames: list[bytes]) -> None:
+        """An answer, a part of one, or a notice; what is none of them ends the connection."""
+        self._missed_beats = 0
         try:
             header = unpack_header(frames[0])
             message = decode_incoming(frames[1])
         except (ProtocolError, IndexError, *MALFORMED) as error:
-            self._lose(f"{self.endpoint} sent a malformed message: {error}", ProtocolError)
+            self._connection.lose(
+                ProtocolError(f"{self.endpoint} sent a malformed message: {error}")
+            )
             return
         if header.kind is Kind.NOTICE:
             if self._on_notice is not None:
@@ -338,6 +235,20 @@ class Channel:
                 failed = isinstance(message, Failure)
                 pending.on_reply(to_error(message) if failed else message)  # type: ignore[arg-type]
 
+    def on_lost(self, error: McError) -> None:
+        """All that is pending fails."""
+        self._fail_these(list(self._pending), error)
+
+    def on_lost_soon(self, error: McError) -> None:
+        """As `on_lost`, at the loop's next turn."""
+        self.loop.call_later(0.0, self._fail_these, list(self._pending), error)
+
+    def _on_hello_reply(self, reply: Reply | McError) -> None:
+        if isinstance(reply, HelloReply) and self._on_hello is not None:
+            self._on_hello(reply)
+        elif isinstance(reply, ProtocolError):
+            self._connection.lose(ProtocolError(reply.message))
+
     def _beat(self) -> None:
         if not self._pending:
             if self._beat_timer is not None:
@@ -348,7 +259,9 @@ class Channel:
             return
         self._missed_beats += 1
         if self._missed_beats > MISSED_BEATS:
-            self._lose(f"{self.endpoint} has not answered {MISSED_BEATS} beats of {BEAT_S} s")
+            self._connection.lose(
+                Unavailable(f"{self.endpoint} has not answered {MISSED_BEATS} beats of {BEAT_S} s")
+            )
         elif self._missed_beats > 1:
             self._send(0, Ping(), BEAT_S * MISSED_BEATS)
 
@@ -359,39 +272,12 @@ class Channel:
                 Unavailable(f"{self.endpoint} did not answer within {timeout_s:.2g} s")
             )
 
-    def _lose(self, why: str, family: type[McError] = Unavailable) -> None:
-        self._drop_socket()
-        self._fail_pending(family(why))
-
-    def _lose_soon(self, why: str, family: type[McError] = Unavailable) -> None:
-        """Found in the middle of `request`: whoever asks must not hear of it before it returns."""
-        self._drop_socket()
-        self.loop.call_later(0.0, self._fail_these, list(self._pending), family(why))
-
     def _fail_these(self, request_ids: list[int], error: McError) -> None:
         for request_id in request_ids:
             request = self._pending.pop(request_id, None)
             if request is not None:
                 request.timer.cancel()
                 self.loop.guard(partial(request.on_reply, error))
-
-    def _drop_socket(self) -> None:
-        self.is_connected = False
-        self._outbox.clear()
-        if self._connect_timer is not None:
-            self._connect_timer.cancel()
-        socket, monitor = self._socket, self._monitor
-        self._socket = self._monitor = None
-        if socket is not None and monitor is not None:
-            self.loop.remove_reader(monitor)
-            self.loop.remove_reader(socket)
-            # In this order: the library says goodbye on the monitor, and waits for ever on one that is closed.
-            socket.disable_monitor()
-            monitor.close(0)
-            socket.close()
-
-    def _fail_pending(self, error: McError) -> None:
-        self._fail_these(list(self._pending), error)
 
 
 def _ignore(_: Reply | McError) -> None:
