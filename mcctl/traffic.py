@@ -67,6 +67,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """`question` is its last line, as a table shows it."""
+
     scenario: str
     question: str
     messages: list[dict[str, str]]

@@ -26,6 +26,8 @@ CHECK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SeenEvent:
+    """One event, and how long ago the master published it."""
+
     sequence: int
     event: SingleEvent
     age_s: float

@@ -14,6 +14,8 @@ _MAX_WHY = 200
 
 @dataclass(slots=True)
 class LoggedRequest:
+    """What was promised of a request when it was planned, and, once it is over, what came of it."""
+
     request_id: RequestId
     model: str
     planned_s: float

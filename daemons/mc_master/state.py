@@ -42,6 +42,8 @@ class Outlets:
 
 @dataclass(slots=True)
 class MasterState:
+    """One of a master; whoever handles a message may read and change all of it."""
+
     config: MasterConfig
     incarnation: Incarnation
     description: NodeDescription

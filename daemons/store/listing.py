@@ -18,6 +18,8 @@ from daemons.store.slot_table import TIERS, Place
 
 @dataclass(frozen=True, slots=True)
 class Totals:
+    """Of the whole directory, at one moment."""
+
     num_blocks: int
     num_replicas: int
     num_leased: int

@@ -20,6 +20,8 @@ _FEW: Final = 8
 
 @dataclass(slots=True)
 class LookupCounts:
+    """Since the start of the master."""
+
     num_lookups: int = 0
     num_lookup_blocks: int = 0
     num_hit_blocks: int = 0

@@ -21,6 +21,8 @@ MAX_SCANNED: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class NamePage:
+    """`cursor` is where the next page begins; None after the last."""
+
     names: list[ListedName]
     cursor: int | None
 

@@ -27,6 +27,8 @@ RENAME_AFTER_S = 1.0
 
 @dataclass(slots=True)
 class Tables:
+    """All that the directory consists of."""
+
     heat: HeatTable | None
     """Where the policy needs it."""
     slots: SlotTable = field(default_factory=SlotTable)

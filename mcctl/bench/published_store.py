@@ -5,7 +5,6 @@ import os
 import selectors
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import IO, Final, Self
 from daemons.core.errors import ConfigError, Unavailable
 from daemons.core.units import GIB
 from mcctl import paths
+from mcctl.cluster.die_with_parent import tied_to_us
 from mcctl.cluster.plan import free_ports
 
 _READY_S: Final = 60.0
@@ -101,11 +101,10 @@ class PublishedStore:
                 return process
 
     def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
-        guard = [sys.executable, "-m", "mcctl.cluster.die_with_parent", str(os.getpid())]
         log = self._directory / f"{len(self._processes)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [*guard, *command],
+                tied_to_us(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,

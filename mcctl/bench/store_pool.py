@@ -13,6 +13,7 @@ from typing import Final, Self
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, Unavailable
 from mcctl import paths
+from mcctl.cluster.die_with_parent import tied_to_us
 from mcctl.cluster.plan import free_ports
 from mcctl.cluster.spawning import MASTER_ENVIRONMENT
 
@@ -79,12 +80,11 @@ class StorePool:
 
     def _start(self, module: str, settings: list[str]) -> None:
         flags = [word for setting in settings for word in ("--set", setting)]
-        guard = [sys.executable, "-m", "mcctl.cluster.die_with_parent", str(os.getpid())]
         log = self._sockets / f"{len(self._processes)}.log"
         own = MASTER_ENVIRONMENT if module == "daemons.mc_master" else {}
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [*guard, sys.executable, "-m", module, *flags],
+                tied_to_us([sys.executable, "-m", module, *flags]),
                 stdin=subprocess.DEVNULL,
                 stderr=file,
                 env=os.environ | _ENVIRONMENT | own,

@@ -7,8 +7,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+
+
+def tied_to_us(command: Sequence[str]) -> list[str]:
+    """The command to start instead, for a program that is not to outlive this process, however that ends."""
+    return [sys.executable, "-m", "mcctl.cluster.die_with_parent", str(os.getpid()), *command]
 
 
 def main() -> None:

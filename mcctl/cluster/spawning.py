@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from mcctl.cluster.die_with_parent import tied_to_us
 from mcctl.cluster.record import Role
 
 _ENVIRONMENT: Final = {
@@ -43,8 +44,7 @@ def spawn(
     command = [sys.executable, "-m", f"daemons.mc_{role}", "--config"]
     command.append(str(config_path(directory, name)))
     if is_temporary:
-        guard = [sys.executable, "-m", "mcctl.cluster.die_with_parent", str(os.getpid())]
-        command = guard + command
+        command = tied_to_us(command)
     environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
     if role == "master":
         environment |= MASTER_ENVIRONMENT

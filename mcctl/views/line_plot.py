@@ -19,6 +19,8 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """One curve of a chart; the legend says its name."""
+
     name: str
     points: Points
 

@@ -38,6 +38,8 @@ class AskNodes:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
+    """Nothing happens for so long."""
+
     seconds: float
 
 

@@ -33,6 +33,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
+    """Who may do what at a data port of this process."""
+
     key: CapabilityKey
     credential: Credential | None
     requires_capability: bool

@@ -44,6 +44,8 @@ class Private:
 
 @dataclass(slots=True)
 class ShmPeer:
+    """What this process holds of another one on the host. `lock` guards the maps; the connection pins them all."""
+
     address: DataAddress
     sock: socket.socket
     pid: int

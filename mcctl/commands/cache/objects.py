@@ -83,7 +83,7 @@ class DeleteResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @prints(PutResult)
-def put(  # options of a verb
+def put(
     context: typer.Context,
     name: NameArgument,
     file: Annotated[str, typer.Argument(help="A file with the value; - for stdin.")] = "-",

@@ -12,6 +12,8 @@ _LONGEST_GAP = 16
 
 
 class Gid(NamedTuple):
+    """One address of a port: `number` is its place in the table."""
+
     number: int
     value: str
     kind: str
