@@ -11,20 +11,20 @@ from daemons.config.common import size_bytes
 from daemons.config.mc_cachenode import CachenodeConfig
 from daemons.core.ids import BlockHash, Incarnation, NodeId
 from daemons.core.units import format_size
-from daemons.mc_cachenode.copy_staging import SourceStaging
+from daemons.mc_cachenode.copies.copy_staging import SourceStaging
 from daemons.mc_cachenode.handlers import CachenodeHandlers, Parts
-from daemons.mc_cachenode.lower_blocks import LowerBlocks, LowerCallbacks
-from daemons.mc_cachenode.lower_tiers import OpenedTier, open_lower
+from daemons.mc_cachenode.lower.lower_blocks import LowerBlocks, LowerCallbacks
+from daemons.mc_cachenode.lower.lower_tiers import OpenedTier, open_lower
+from daemons.mc_cachenode.lower.staged_slots import SlotParts, StagedSlots
+from daemons.mc_cachenode.lower.staging import Staging
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.ports import Ports
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.reporter import ReportedTier, Reporter
-from daemons.mc_cachenode.segment_leaving import LeavingParts
-from daemons.mc_cachenode.segment_list import SegmentList
-from daemons.mc_cachenode.segments import SegmentParts, Segments
-from daemons.mc_cachenode.staged_slots import SlotParts, StagedSlots
-from daemons.mc_cachenode.staging import Staging
-from daemons.mc_cachenode.storage import Storage, open_storage
+from daemons.mc_cachenode.segments.segment_leaving import LeavingParts
+from daemons.mc_cachenode.segments.segment_list import SegmentList
+from daemons.mc_cachenode.segments.segments import SegmentParts, Segments
+from daemons.mc_cachenode.segments.storage import Storage, open_storage
 from daemons.protocol.block import BadReplica, BlockLocation, Tier
 from daemons.protocol.node import HelloReply, NodeDescription
 from daemons.protocol.replication import CopyFailed

@@ -7,19 +7,19 @@ from typing import assert_never
 
 from daemons.core.errors import Exhausted, ProtocolError
 from daemons.core.ids import BlockHash, short
-from daemons.mc_cachenode.copy_staging import SourceStaging
-from daemons.mc_cachenode.copying import Copying, CopyParts
-from daemons.mc_cachenode.lower_blocks import LowerBlocks
+from daemons.mc_cachenode.copies.copy_staging import SourceStaging
+from daemons.mc_cachenode.copies.copying import Copying, CopyParts
+from daemons.mc_cachenode.lower.lower_blocks import LowerBlocks
+from daemons.mc_cachenode.lower.staging import Staging
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.pull import (
+from daemons.mc_cachenode.puts.pull import (
     is_intact,
 )
-from daemons.mc_cachenode.puts import PutParts, Puts
+from daemons.mc_cachenode.puts.puts import PutParts, Puts
 from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
-from daemons.mc_cachenode.segments import Segments
-from daemons.mc_cachenode.staging import Staging
+from daemons.mc_cachenode.segments.segments import Segments
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
     AdoptObjects,

@@ -13,8 +13,8 @@ import pytest
 from daemons.client.channel_pool import ChannelPool
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, HostId, NodeId, new_epoch
-from daemons.mc_cachenode.copy_staging import SourceStaging
-from daemons.mc_cachenode.copying import MAX_WAITING, Copying, CopyParts
+from daemons.mc_cachenode.copies.copy_staging import SourceStaging
+from daemons.mc_cachenode.copies.copying import MAX_WAITING, Copying, CopyParts
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable

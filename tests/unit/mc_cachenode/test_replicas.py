@@ -10,10 +10,10 @@ from kit.index_records import HEADER
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
-from daemons.mc_cachenode.pull import is_intact
+from daemons.mc_cachenode.puts.pull import is_intact
 from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.mc_cachenode.storage import BlocksOf
+from daemons.mc_cachenode.segments.storage import BlocksOf
 from daemons.protocol.block import BlockMeta
 from daemons.store import index_log
 from daemons.store.index_files import IndexInDirectory

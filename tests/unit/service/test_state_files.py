@@ -9,7 +9,7 @@ from kit.full_disk import room_for
 
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
-from daemons.mc_cachenode.segment_list import SegmentList
+from daemons.mc_cachenode.segments.segment_list import SegmentList
 from daemons.mc_master.nodes.drain_list import DrainList
 from daemons.mc_master.nodes.incarnation import next_incarnation
 from daemons.mc_master.nodes.kept_nodes import KeptNodes

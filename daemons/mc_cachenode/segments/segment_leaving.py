@@ -18,7 +18,7 @@ import numpy as np
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.core.units import format_count, format_size
-from daemons.mc_cachenode.pull import is_intact
+from daemons.mc_cachenode.puts.pull import is_intact
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.rpc import Loop

@@ -9,9 +9,9 @@ from daemons.config.mc_cachenode import SegmentSection
 from daemons.core.errors import NotFound
 from daemons.core.ids import NodeId
 from daemons.core.units import MIB
-from daemons.mc_cachenode.segment_directory import check_there, mount_of
-from daemons.mc_cachenode.segment_list import AddedSegment
-from daemons.mc_cachenode.storage import added_path, open_storage
+from daemons.mc_cachenode.segments.segment_directory import check_there, mount_of
+from daemons.mc_cachenode.segments.segment_list import AddedSegment
+from daemons.mc_cachenode.segments.storage import added_path, open_storage
 from daemons.service.fd_store import FdStore
 
 NODE = NodeId("node-a")

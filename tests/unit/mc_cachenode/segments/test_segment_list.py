@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId
-from daemons.mc_cachenode.segment_list import AddedSegment, SegmentList
+from daemons.mc_cachenode.segments.segment_list import AddedSegment, SegmentList
 
 NODE = NodeId("node-a")
 FIRST = AddedSegment(number=1, directory="/dev/shm", size_bytes=1 << 20)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemons.core.units import KIB
-from daemons.mc_cachenode.pull import PullOutcome, PullTask
+from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask
 from daemons.protocol.segment import Generation, RegionRef
 from daemons.store.seal import Trailer, payload_checksums, seal
 from daemons.transfer import TransferEngine

@@ -19,10 +19,10 @@ from daemons.config.segment_cut import SLOT_ALIGN
 from daemons.core.errors import McError, TransferError
 from daemons.core.ids import BlockHash, NodeId
 from daemons.core.units import MIB, format_size
-from daemons.mc_cachenode.places import DirectoryPlace, FdStorePlace, Place
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.mc_cachenode.segment_directory import check_there
-from daemons.mc_cachenode.segment_list import AddedSegment
+from daemons.mc_cachenode.segments.places import DirectoryPlace, FdStorePlace, Place
+from daemons.mc_cachenode.segments.segment_directory import check_there
+from daemons.mc_cachenode.segments.segment_list import AddedSegment
 from daemons.service.fd_store import FdStore
 from daemons.store.index_format import (
     ClearedRecord,

@@ -12,10 +12,10 @@ from typing import Final
 from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import BlockHash, PutId, short
 from daemons.core.units import MIB, format_size
-from daemons.mc_cachenode.making_room import make_room
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
-from daemons.mc_cachenode.pull_near import are_small, pull_near
+from daemons.mc_cachenode.puts.making_room import make_room
+from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
+from daemons.mc_cachenode.puts.pull_near import are_small, pull_near
 from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter

@@ -6,7 +6,7 @@ import pytest
 
 from daemons.config.mc_cachenode import CachenodeConfig, ObjectSection
 from daemons.core.errors import ConfigError
-from daemons.mc_cachenode.lower_tiers import OpenedTier, open_lower
+from daemons.mc_cachenode.lower.lower_tiers import OpenedTier, open_lower
 
 
 def open_with(**keys: str) -> list[OpenedTier]:

@@ -16,10 +16,10 @@ from daemons.config.segment_cut import MIN_SLAB, SLOT_ALIGN
 from daemons.core.errors import Exhausted, McError, NotFound, Rejected, TransferError
 from daemons.core.ids import NodeId
 from daemons.core.units import format_size
-from daemons.mc_cachenode.segment_directory import check_room, mount_of
-from daemons.mc_cachenode.segment_leaving import Leaving, LeavingParts
-from daemons.mc_cachenode.segment_list import AddedSegment, SegmentList
-from daemons.mc_cachenode.storage import (
+from daemons.mc_cachenode.segments.segment_directory import check_room, mount_of
+from daemons.mc_cachenode.segments.segment_leaving import Leaving, LeavingParts
+from daemons.mc_cachenode.segments.segment_list import AddedSegment, SegmentList
+from daemons.mc_cachenode.segments.storage import (
     Storage,
     StoredSegment,
     added_path,

@@ -11,7 +11,7 @@ import pytest
 from daemons.config.mc_cachenode import SegmentSection
 from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId
-from daemons.mc_cachenode.storage import open_storage, segment_path
+from daemons.mc_cachenode.segments.storage import open_storage, segment_path
 from daemons.service.fd_store import FdStore
 
 NODE = NodeId("node-a")

@@ -15,8 +15,8 @@ import msgspec
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, short
 from daemons.core.units import MIB
-from daemons.mc_cachenode.copy_pull import CopyOutcome, pull_copy
-from daemons.mc_cachenode.copy_staging import SourceStaging, StagedSources
+from daemons.mc_cachenode.copies.copy_pull import CopyOutcome, pull_copy
+from daemons.mc_cachenode.copies.copy_staging import SourceStaging, StagedSources
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable

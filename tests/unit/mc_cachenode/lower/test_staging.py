@@ -9,10 +9,10 @@ import pytest
 from daemons.core.clock import ManualClock
 from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId, StageId
+from daemons.mc_cachenode.lower.staged_slots import SlotParts, StagedSlots
+from daemons.mc_cachenode.lower.staging import Staging
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.mc_cachenode.staged_slots import SlotParts, StagedSlots
-from daemons.mc_cachenode.staging import Staging
 from daemons.protocol.block import BlockLocation, BlockMeta, Stage, StageReply
 from daemons.protocol.segment import DataAddress, Grant, RegionRef
 from daemons.rpc import Loop

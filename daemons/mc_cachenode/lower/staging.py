@@ -11,8 +11,8 @@ from typing import Final
 
 from daemons.core.errors import Exhausted, McError
 from daemons.core.ids import BlockHash, StageId, new_stage_id
+from daemons.mc_cachenode.lower.staged_slots import NoSlot, NoSlotYet, Staged, StagedSlots
 from daemons.mc_cachenode.replica import Replica
-from daemons.mc_cachenode.staged_slots import NoSlot, NoSlotYet, Staged, StagedSlots
 from daemons.protocol.access import namespaces_of
 from daemons.protocol.block import BlockLocation, Stage, StageReply
 from daemons.protocol.segment import Grant

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemons.core.ids import BlockHash, Incarnation
-from daemons.mc_cachenode.making_room import make_room
+from daemons.mc_cachenode.puts.making_room import make_room
 from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockMeta

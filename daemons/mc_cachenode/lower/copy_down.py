@@ -14,7 +14,7 @@ import numpy as np
 from daemons.core.errors import Exhausted, McError
 from daemons.core.ids import BlockHash, short
 from daemons.core.units import MIB
-from daemons.mc_cachenode.lower_tiers import FlushModes
+from daemons.mc_cachenode.lower.lower_tiers import FlushModes
 from daemons.rpc import Loop
 from daemons.store.lower import BlockRecord, LowerTier
 

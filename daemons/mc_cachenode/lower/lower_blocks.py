@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from daemons.core.ids import BlockHash, NodeId
-from daemons.mc_cachenode.copy_down import CopyDown
-from daemons.mc_cachenode.lower_tiers import OpenedTier
+from daemons.mc_cachenode.lower.copy_down import CopyDown
+from daemons.mc_cachenode.lower.lower_tiers import OpenedTier
+from daemons.mc_cachenode.lower.write_down import WriteDown, WriteDownCallbacks
 from daemons.mc_cachenode.replica import wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.mc_cachenode.write_down import WriteDown, WriteDownCallbacks
 from daemons.protocol.block import DeadName, SealedBlock, Tombstone
 from daemons.rpc import Loop
 from daemons.store.lower import BlockRecord, LowerTier

@@ -11,8 +11,8 @@ import pytest
 from daemons.client.objects.format import FOOTER_BYTES, PIECE_BYTES, object_meta
 from daemons.client.objects.source import PutMemory, SourceMemory
 from daemons.core.units import MIB
-from daemons.mc_cachenode.pull import PullTask, is_intact, pull
-from daemons.mc_cachenode.pull_near import pull_near
+from daemons.mc_cachenode.puts.pull import PullTask, is_intact, pull
+from daemons.mc_cachenode.puts.pull_near import pull_near
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import PutBlock
 from daemons.protocol.segment import Strided

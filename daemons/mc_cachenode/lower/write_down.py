@@ -13,8 +13,8 @@ from typing import Final
 
 from daemons.core.errors import Conflict, Exhausted, McError, Rejected
 from daemons.core.ids import BlockHash, short
-from daemons.mc_cachenode.copy_down import CopyDown
-from daemons.mc_cachenode.lower_tiers import FlushModes
+from daemons.mc_cachenode.lower.copy_down import CopyDown
+from daemons.mc_cachenode.lower.lower_tiers import FlushModes
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.rpc import Loop

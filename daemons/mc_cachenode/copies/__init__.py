@@ -1,0 +1,1 @@
+"""Blocks that are copied from peers, as the master asks for."""

@@ -1,0 +1,1 @@
+"""Blocks on their way to the tiers below DRAM, and back for a reader."""
