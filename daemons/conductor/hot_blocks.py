@@ -7,7 +7,7 @@ a block near the limit is not copied and dropped again and again.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from daemons.core.ids import BlockHash
 
@@ -36,12 +36,48 @@ class Heat:
     num_replicas: int
 
 
-class HotBlocks:
-    """O(blocks) for each request, and no Python for each where none of them is hot. Bounded by MAX_COUNTED."""
+Blocks = TypeVar("Blocks", contravariant=True)
+"""How a request names those that it reads."""
 
-    def __init__(self, rules: HotRules) -> None:
-        self.rules = rules
+
+class UseCounts(Protocol[Blocks]):
+    """How often each block was read in the running window."""
+
+    def use(self, blocks: Blocks, limit: int) -> Sequence[tuple[BlockHash, int]]:
+        """A request reads these; those that have so many uses now, of which there are nearly always none."""
+
+    def of(self, block_hash: BlockHash) -> int: ...
+
+    def clear(self) -> None:
+        """The next window begins."""
+
+
+class HashCounts:
+    """By hash, where there is no table of blocks. Bounded by MAX_COUNTED."""
+
+    def __init__(self) -> None:
         self._uses: Counter[BlockHash] = Counter()
+
+    def use(self, blocks: Sequence[BlockHash], limit: int) -> Sequence[tuple[BlockHash, int]]:
+        uses = self._uses
+        if len(uses) >= MAX_COUNTED:
+            blocks = [block_hash for block_hash in blocks if block_hash in uses]
+        uses.update(blocks)
+        return [(each, count) for each in blocks if (count := uses[each]) >= limit]
+
+    def of(self, block_hash: BlockHash) -> int:
+        return self._uses.get(block_hash, 0)
+
+    def clear(self) -> None:
+        self._uses = Counter()
+
+
+class HotBlocks(Generic[Blocks]):
+    """No Python for each block of a request where none of them is hot, as far as the counts need none."""
+
+    def __init__(self, rules: HotRules, counts: UseCounts[Blocks]) -> None:
+        self.rules = rules
+        self._counts = counts
         self._replicas: dict[BlockHash, int] = {}
         self._ends_s: float | None = None
 
@@ -49,22 +85,15 @@ class HotBlocks:
         """How many are hot now."""
         return len(self._replicas)
 
-    def use(self, hashes: Sequence[BlockHash]) -> list[Heat]:
+    def use(self, blocks: Blocks) -> list[Heat]:
         """A request reads these; what became hot, or hotter."""
         limit = self.rules.uses
-        if not limit or not hashes:
-            return []
-        uses = self._uses
-        if len(uses) >= MAX_COUNTED:
-            hashes = [block_hash for block_hash in hashes if block_hash in uses]
-        uses.update(hashes)
-        counts = list(map(uses.__getitem__, hashes))
-        if max(counts, default=0) < limit:  # of nearly all requests
+        if not limit:
             return []
         return [
             Heat(block_hash, wanted)
-            for block_hash, count in zip(hashes, counts, strict=True)
-            if count >= limit and (wanted := self._rise(block_hash, count))
+            for block_hash, count in self._counts.use(blocks, limit)
+            if (wanted := self._rise(block_hash, count))
         ]
 
     def roll(self, *, now_s: float) -> list[Heat]:
@@ -73,9 +102,10 @@ class HotBlocks:
             self._ends_s = now_s + self.rules.window_s
         if now_s < self._ends_s:
             return []
-        uses, self._uses = self._uses, Counter()
+        cooled = self._cool()
+        self._counts.clear()
         self._ends_s = now_s + self.rules.window_s
-        return self._cool(uses)
+        return cooled
 
     def forget(self, hashes: Iterable[BlockHash]) -> None:
         """They are gone."""
@@ -90,14 +120,14 @@ class HotBlocks:
         self._replicas[block_hash] = wanted
         return wanted
 
-    def _cool(self, uses: Counter[BlockHash]) -> list[Heat]:
+    def _cool(self) -> list[Heat]:
         rules, cooled = self.rules, []
         for block_hash, before in list(self._replicas.items()):
             # So many uses would have kept all of them.
             enough = _COOL_SHARE * (before - 1) * rules.uses
-            if rules.uses and uses.get(block_hash, 0) >= enough:
+            if rules.uses and self._counts.of(block_hash) >= enough:
                 continue
-            wanted = rules.replicas_for(uses.get(block_hash, 0)) if rules.uses else 1
+            wanted = rules.replicas_for(self._counts.of(block_hash)) if rules.uses else 1
             if wanted > 1:
                 self._replicas[block_hash] = wanted
             else:

@@ -1,7 +1,7 @@
 """Schedule, RequestDone, ListRequests: matches the prefix, asks the Conductor, keeps account of what was promised."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import assert_never
 
 from daemons.conductor.conductor import Served
@@ -12,7 +12,7 @@ from daemons.conductor.put_placement import PutNode, choose_put_target
 from daemons.conductor.request_log import Refused
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.errors import McError, Unavailable, family_of
-from daemons.core.ids import BlockHash, HostId, NodeId
+from daemons.core.ids import HostId, NodeId
 from daemons.mc_master.checks import MAX_TOKENS, check_schedule
 from daemons.mc_master.nodes.handlers import MembershipHandlers
 from daemons.mc_master.staging import slow_part, stage_ahead
@@ -37,8 +37,8 @@ from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
 
-OnUsed = Callable[[Sequence[BlockHash], HostId | None], object]
-"""(blocks that a request reads, where)"""
+OnUsed = Callable[[Rows, HostId | None], object]
+"""(rows of blocks that a request reads, where)"""
 RequestMessage = Schedule | RequestDone | ListRequests
 SETTLE_BEATS = 4
 """How long after a restart a model that nobody serves yet may still be one whose nodes are joining."""
@@ -97,7 +97,7 @@ class RequestHandlers:
         plan = self._plan(message, placement, taken.locations, spares)
         call.reply(plan)
         stage_ahead(state, taken.locations, placement.predicted_ttft_s)
-        self._on_used(message.hashes[: len(taken.rows)], placement.prefill.host_id)
+        self._on_used(taken.rows, placement.prefill.host_id)
         self._account(message, placement, plan, request)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
 

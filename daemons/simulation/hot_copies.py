@@ -6,7 +6,7 @@ What is hot, where copies go and which one is too many is decided by the master'
 from collections.abc import Sequence
 from functools import partial
 
-from daemons.conductor.hot_blocks import HotBlocks, HotRules
+from daemons.conductor.hot_blocks import HashCounts, HotBlocks, HotRules
 from daemons.conductor.replication import BlockCopies, CopyNode, choose_surplus, choose_target
 from daemons.core.ids import BlockHash, NodeId
 from daemons.simulation.events import EventQueue
@@ -30,7 +30,7 @@ class HotCopies:
         self._network = network
         self._events = events
         self._block_bytes = block_bytes
-        self._window = HotBlocks(rules)
+        self._window = HotBlocks(rules, HashCounts())
 
     def used(self, blocks: Sequence[int], num_matched: int) -> None:
         """A request reads the first so many of its blocks."""

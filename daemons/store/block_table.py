@@ -40,6 +40,8 @@ class BlockTable:
         """Replicas it should have; 0: as many as the pool wants."""
         self.hot = Column[np.uint8](np.uint8)
         """Replicas it should have at least, for as long as it is hot; 0: it is not."""
+        self.uses = Column[np.uint32](np.uint32)
+        """Requests that read it, of late: see RowCounts."""
         self.num_hot = 0
         self.num_wanted = 0
         """Blocks with a number of their own."""
@@ -70,7 +72,7 @@ class BlockTable:
         rows = self._pool.take(len(hashes))
         for column in (self.hashes, self.parents, self.depth, self.num_tokens):
             column.reach(self._pool.num_used)
-        for other in (self.kind, self.created_s, self.head, self.wanted, self.hot):
+        for other in (self.kind, self.created_s, self.head, self.wanted, self.hot, self.uses):
             other.reach(self._pool.num_used)
         columns = sealed.columns()
         location = columns["location"]
@@ -83,6 +85,7 @@ class BlockTable:
         self.head.values[rows] = NO_ROW
         self.wanted.values[rows] = 0
         self.hot.values[rows] = 0
+        self.uses.values[rows] = 0
         self.row_by_hash.update(zip(hashes, rows.tolist(), strict=True))
         for index, named in sealed.named.items():
             self.name(int(rows[index]), named)

@@ -38,10 +38,13 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """All replicas of some blocks, one block's after the other's; `counts`: how many each block has."""
+    """All replicas of some blocks, one block's after the other's; `counts`: how many each block has; `rows`: of those
+    that have any.
+    """
 
     locations: BlockLocations
     counts: list[int]
+    rows: Rows
 
     def unpack(self) -> list[list[BlockLocation]]:
         """The replicas of each block."""
@@ -110,11 +113,11 @@ class Lookups:
         tables = self._tables
         rows = tables.blocks.find_all(hashes)
         found, counts = self._all_live(rows, now_s)
+        hits = rows[counts > 0]
         if lease_s > 0:
-            hits = rows[counts > 0]
             tables.use(hits, now_s=now_s, lease_s=lease_s)
             self._count(len(hashes), len(hits))
-        return Located(self._locations(found), counts.tolist())
+        return Located(self._locations(found), counts.tolist(), hits)
 
     def leading_by_host(self, rows: Rows, *, now_s: float) -> dict[HostId, int]:
         """How many of the first blocks of a prefix each host holds; `rows` are as `find_prefix` found them just now."""

@@ -23,7 +23,7 @@ class Lookups:
     def __init__(self, state: MasterState, devices: DeviceTier) -> None:
         self._state = state
         self._devices = devices
-        self.on_used: OnUsed = lambda _hashes, _near: None
+        self.on_used: OnUsed = lambda _rows, _near: None
         """Called with the blocks of a look-up that leases them, and the host that will read them."""
 
     def match(self, call: Call, message: Match) -> None:
@@ -43,7 +43,7 @@ class Lookups:
         )
         if lease_s > 0:
             directory.lease(taken.rows, len(hashes), now_s=now_s, lease_s=lease_s)
-            self.on_used(hashes[: len(taken.rows)], message.near)
+            self.on_used(taken.rows, message.near)
 
     def locate(self, message: Locate, own: frozenset[bytes] | None) -> LocateReply:
         """Of others' blocks a client learns no more than of those that nobody has."""
@@ -56,8 +56,7 @@ class Lookups:
             lease_s=granted_lease_s(message.lease_ms),
         )
         if message.lease_ms > 0:
-            used = [key for key, count in zip(hashes, found.counts, strict=True) if count]
-            self.on_used(used, None)
+            self.on_used(found.rows, None)
         grants = []
         if message.wants_grants:
             grants = self._grants(message, in_memory(found.unpack()))

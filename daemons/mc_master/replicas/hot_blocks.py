@@ -3,7 +3,6 @@
 What is hot is conductor/hot_blocks.py's to say; the copies themselves are made by Replicating and Moving.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from daemons.conductor.hot_blocks import Heat, HotBlocks, HotRules
@@ -12,6 +11,8 @@ from daemons.config.mc_master import PoolSection
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.mc_master.replicas.replicating import Replicating
 from daemons.mc_master.state import MasterState
+from daemons.store.columns import Rows
+from daemons.store.use_counts import RowCounts
 
 _SPREAD_S: Final = 1.0
 _SPREAD_BLOCKS: Final = 256
@@ -28,14 +29,14 @@ class HeatHandling:
     def __init__(self, state: MasterState, replicating: Replicating) -> None:
         self._state = state
         self._replicating = replicating
-        self._window = HotBlocks(rules_of(state.config.pool))
+        self._window = HotBlocks(rules_of(state.config.pool), RowCounts(state.directory.blocks))
         self._cooling: dict[BlockHash, float] = {}
         """With surplus replicas, and until when they are looked at."""
         self._next_spread_s = 0.0
 
-    def used(self, hashes: Sequence[BlockHash], near: HostId | None = None) -> None:
-        """A request reads these, on this host."""
-        risen = self._window.use(hashes)
+    def used(self, rows: Rows, near: HostId | None = None) -> None:
+        """A request reads the blocks of these rows, on this host."""
+        risen = self._window.use(rows)
         if risen:
             prefer = self._nodes_on(near)
             for heat in risen:

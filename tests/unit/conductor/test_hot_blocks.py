@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemons.conductor.hot_blocks import Heat, HotBlocks, HotRules
+from daemons.conductor.hot_blocks import HashCounts, Heat, HotBlocks, HotRules
 from daemons.conductor.replication import CopyNode, Spread, choose_spread
 from daemons.core.ids import BlockHash, NodeId
 
@@ -11,12 +11,12 @@ RULES = HotRules(uses=10, window_s=60.0, max_replicas=3)
 A, B = (BlockHash(bytes([number]) * 16) for number in (1, 2))
 
 
-def used(hot: HotBlocks, block_hash: BlockHash, times: int) -> list[Heat]:
+def used(hot: HotBlocks[list[BlockHash]], block_hash: BlockHash, times: int) -> list[Heat]:
     return [heat for _ in range(times) for heat in hot.use([block_hash])]
 
 
 def test_a_block_gets_a_replica_for_each_so_many_uses() -> None:
-    hot = HotBlocks(RULES)
+    hot = HotBlocks(RULES, HashCounts())
     hot.roll(now_s=0)
     assert used(hot, A, 9) == []
     assert used(hot, A, 1) == [Heat(A, 2)]
@@ -27,7 +27,7 @@ def test_a_block_gets_a_replica_for_each_so_many_uses() -> None:
 
 
 def test_it_cools_down_at_the_end_of_a_window_in_which_it_had_much_fewer() -> None:
-    hot = HotBlocks(RULES)
+    hot = HotBlocks(RULES, HashCounts())
     hot.roll(now_s=0)
     used(hot, A, 25)
     assert hot.roll(now_s=59) == []
@@ -41,7 +41,7 @@ def test_it_cools_down_at_the_end_of_a_window_in_which_it_had_much_fewer() -> No
 
 
 def test_it_cools_down_step_by_step() -> None:
-    hot = HotBlocks(HotRules(uses=10, window_s=60.0, max_replicas=6))
+    hot = HotBlocks(HotRules(uses=10, window_s=60.0, max_replicas=6), HashCounts())
     hot.roll(now_s=0)
     used(hot, A, 50)
     hot.roll(now_s=60)
@@ -51,7 +51,7 @@ def test_it_cools_down_step_by_step() -> None:
 
 
 def test_nothing_is_hot_where_that_is_off_and_all_cools_where_it_is_put_off() -> None:
-    hot = HotBlocks(HotRules(uses=0, window_s=60.0, max_replicas=3))
+    hot = HotBlocks(HotRules(uses=0, window_s=60.0, max_replicas=3), HashCounts())
     hot.roll(now_s=0)
     assert used(hot, A, 100) == []
     hot.rules = RULES
@@ -62,7 +62,7 @@ def test_nothing_is_hot_where_that_is_off_and_all_cools_where_it_is_put_off() ->
 
 @given(st.lists(st.lists(st.sampled_from([A, B]), max_size=40), max_size=8))
 def test_what_was_said_last_of_a_block_is_what_it_has(windows: list[list[BlockHash]]) -> None:
-    hot, wanted = HotBlocks(RULES), {A: 0, B: 0}
+    hot, wanted = HotBlocks(RULES, HashCounts()), {A: 0, B: 0}
     hot.roll(now_s=0)
     for number, window in enumerate(windows, 1):
         for block_hash in window:

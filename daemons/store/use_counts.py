@@ -1,0 +1,36 @@
+"""How often each block of a directory was read in a window of time: a column over its rows, so that a request costs a
+few operations however many blocks it reads.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from daemons.core.ids import BlockHash
+from daemons.store.block_table import BlockTable
+from daemons.store.columns import NO_ROW, Rows
+
+
+class RowCounts:
+    """A block that comes into a row begins at nothing."""
+
+    def __init__(self, blocks: BlockTable) -> None:
+        self._blocks = blocks
+
+    def use(self, blocks: Rows, limit: int) -> Sequence[tuple[BlockHash, int]]:
+        """One use of each of these rows; those that have `limit` or more now."""
+        uses = self._blocks.uses.values
+        counts = uses[blocks] + np.uint32(1)
+        uses[blocks] = counts
+        is_many = counts >= limit
+        if not np.count_nonzero(is_many):
+            return []
+        hashes = self._blocks.hashes_of(blocks[is_many])
+        return list(zip(hashes, counts[is_many].tolist(), strict=True))
+
+    def of(self, block_hash: BlockHash) -> int:
+        row = self._blocks.row_by_hash.get(block_hash, NO_ROW)
+        return 0 if row == NO_ROW else self._blocks.uses.values.item(row)
+
+    def clear(self) -> None:
+        self._blocks.uses.values.fill(0)
