@@ -19,8 +19,7 @@ from daemons.client.objects.format import (
 from daemons.client.objects.source import PutMemory, SourceMemory
 from daemons.core.errors import McError
 from daemons.core.units import MIB
-from daemons.protocol.block import BlockLocation, PutBlock
-from daemons.protocol.name_hash import name_key
+from daemons.protocol.block import BlockLocation, BlockMeta, PutBlock
 from daemons.protocol.segment import Source, Strided
 from daemons.store.seal import num_pieces
 from daemons.transfer import ByteArray
@@ -40,8 +39,9 @@ class Item:
     version: int = 0
     wanted: int = 0
     """Replicas; 0 for what the pool wants."""
+    meta: BlockMeta | None = None
     source: Source | None = None
-    """Where nodes can read it, once that is made."""
+    """Where nodes can read it. Both are made while the master answers, or when they are needed."""
     footer: Footer | None = None
     chunks: list[BlockLocation | None] = field(default_factory=list)
     has_manifest: bool = False
@@ -77,6 +77,7 @@ class PartMaker:
             left -= item.value.nbytes
             if left < 0:
                 return
+            self._meta(item)
             try:
                 self._source(item)
             except McError:
@@ -90,7 +91,7 @@ class PartMaker:
             return [Part(item, None, self._object_block(item, source))]
         item.footer = footer = Footer(size, chunk_bytes, item.type)
         item.chunks = [None] * footer.num_chunks
-        key = name_key(self._namespace, item.name)
+        key = self._meta(item).hash
         parts = []
         for index in range(footer.num_chunks):
             length = footer.chunk_length(index)
@@ -112,6 +113,12 @@ class PartMaker:
         packed = np.frombuffer(pack_manifest(checksums), np.uint8)
         return Part(item, None, self._object_block(item, self._memory.add(self.used, packed)))
 
+    def _meta(self, item: Item) -> BlockMeta:
+        """Of the object's own block."""
+        if item.meta is None:
+            item.meta = object_meta(self._namespace, item.name, item.value.nbytes)
+        return item.meta
+
     def _source(self, item: Item) -> Source:
         if item.source is None:
             item.source = self._memory.add(self.used, item.value)
@@ -120,7 +127,7 @@ class PartMaker:
     def _object_block(self, item: Item, source: Source) -> PutBlock:
         assert item.footer is not None
         return PutBlock(
-            meta=object_meta(self._namespace, item.name, item.value.nbytes),
+            meta=self._meta(item),
             source=source,
             num_layers=num_pieces(source.ranges.length + FOOTER_BYTES, PIECE_BYTES),
             version=item.version,
