@@ -15,6 +15,7 @@ from daemons.client.objects.format import FOOTER_BYTES, PIECE_BYTES, Footer, pac
 from daemons.client.objects.reader import Place
 from daemons.client.objects.together import Together
 from daemons.core.clock import ManualClock
+from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockLocation
 from daemons.store.seal import Trailer, payload_checksums, seal
@@ -155,5 +156,5 @@ def test_the_only_holder_is_not_in_doubt_after_one_attempt(bench: Bench) -> None
 
 def test_a_suspect_node_is_not_asked(bench: Bench) -> None:
     node = bench.nodes[0]
-    bench.health.failed(node.locations[0], "silent")
+    bench.health.failed(node.locations[0], Unavailable("silent"))
     assert bench.read(node.found()) == {}
