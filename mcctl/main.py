@@ -42,18 +42,16 @@ COMMANDS: Final = {
     "topology": LazyCommand(
         "topology", "Cluster tree and data paths: show, discover, check, probe."
     ),
-    "node": LazyCommand("node", "The processes that joined: list, drain, undrain."),
+    "node": LazyCommand("node", "The processes that joined: list, show, drain, undrain."),
     "segment": LazyCommand("segment", "Memory that cache nodes lend: list, add, remove."),
     "cache": LazyCommand(
         "cache", "KV blocks in the pool: list, show, locate, pin, replicate, move, flush, clear."
     ),
-    "request": LazyCommand(
-        "request", "Send a prompt, list recent requests, explain where they ran."
-    ),
+    "request": LazyCommand("request", "Send a prompt; list, show and explain recent requests."),
     "wait": LazyCommand("wait", "Until the cluster is ready, or a node drained."),
     "events": LazyCommand("events", "Follow blocks and nodes as they come and go."),
     "logs": LazyCommand("logs", "What daemons said: a local cluster's, or this host's units."),
-    "service": LazyCommand("service", "Units of this host: list, start, stop, restart."),
+    "service": LazyCommand("service", "Units of this host: list, start, stop, restart, logs."),
     "model": LazyCommand("model", "Models on this host: fetch, list, convert."),
     "bench": LazyCommand("bench", "Measure a cluster."),
     "doctor": LazyCommand("doctor", "Find what keeps this host from serving well, and the fix."),

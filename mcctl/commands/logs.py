@@ -16,6 +16,12 @@ from mcctl.systemd import JournalLine
 
 app = new_app()
 
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")]
+Seconds = Annotated[
+    float | None, typer.Option("--for", min=0, help="With --follow: end after so many seconds.")
+]
+
 
 @app.command()
 @prints(
@@ -31,11 +37,9 @@ def logs(
             metavar="[DAEMON]...", help="master, cachenode@0, prefill-2, or prefill for all."
         ),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
-    seconds: Annotated[
-        float | None, typer.Option("--for", min=0, help="With --follow: end after so many seconds.")
-    ] = None,
+    lines: Lines = 50,
+    follow: Follow = False,
+    seconds: Seconds = None,
     units: Annotated[
         bool, typer.Option("--units", help="Of the units, although a local cluster is there.")
     ] = False,
@@ -45,18 +49,31 @@ def logs(
     \b
     Example: mcctl logs decode --follow
     """
-    output = settings_of(context).output
-    ends_s = None if seconds is None else time.monotonic() + seconds
     record = None if units else read_record(persistent_directory())
-    if record is not None:
-        files = [LogFile(daemon) for daemon in find_daemons(record, names or [])]
-        _show_files(files, lines, output, ends_s=ends_s, follows=follow)
+    if record is None:
+        show_journal(context, names, lines, seconds, follow=follow)
         return
+    files = [LogFile(daemon) for daemon in find_daemons(record, names or [])]
+    ends_s = None if seconds is None else time.monotonic() + seconds
+    _show_files(files, lines, settings_of(context).output, ends_s=ends_s, follows=follow)
+
+
+def show_journal(
+    context: typer.Context,
+    names: list[str] | None,
+    lines: int,
+    seconds: float | None,
+    *,
+    follow: bool,
+) -> None:
+    """Of this host's units: the last lines, and what comes for `seconds` where it is followed."""
+    output = settings_of(context).output
     meant = systemd.find_units(names or [], systemd.units()) or ["mc-*.service"]
     if not follow:
         for line in systemd.journal(meant, lines):
             _emit_journal(line, output)
         return
+    ends_s = None if seconds is None else time.monotonic() + seconds
     for found in systemd.follow_journal(meant, lines, ends_s):
         if found is not None:
             _emit_journal(found, output)

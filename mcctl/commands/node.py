@@ -8,6 +8,7 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.config.costs import InstanceCosts
+from daemons.core.errors import NotFound
 from daemons.core.ids import NodeId
 from daemons.core.units import format_count, format_duration, format_usage
 from daemons.protocol.address import address_of
@@ -57,6 +58,50 @@ def list_nodes(context: typer.Context) -> None:
     ]
     result = {"incarnation": reply.incarnation, "master": reply.master, "nodes": reply.nodes}
     render.emit(settings.output, result, columns, reply.nodes)
+
+
+@app.command()
+@prints(ListedNode)
+@watchable
+def show(
+    context: typer.Context, node: Annotated[str, typer.Argument(help="As in `node list`.")]
+) -> None:
+    """One node: what it is, where, how it does, and what it holds.
+
+    \b
+    Example: mcctl node show cachenode-2
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        listed = next((n for n in client.nodes().nodes if n.node.node == node), None)
+    if listed is None:
+        raise NotFound(f"no node {node} has joined; mcctl node list shows those that have")
+    if settings.output == "json":
+        render.emit_json(listed)
+    else:
+        render.emit_facts(settings.output, facts_of(listed))
+
+
+def facts_of(listed: ListedNode) -> list[tuple[str, str]]:
+    """All that is known of it, but for what its role does not have."""
+    node, load, model = listed.node, listed.load, listed.node.model
+    found = [
+        ("node", node.node),
+        ("role", node.role),
+        ("state", f"{listed.state}, last heard {format_duration(listed.last_beat_s)} ago"),
+        ("host", f"{node.host}, pid {node.pid}, joined {format_duration(listed.joined_s)} ago"),
+        ("control", address_of(node.control)),
+        ("data", node.data.tcp if node.data is not None else ""),
+        ("metrics", node.metrics),
+        ("software", node.software),
+        ("model", f"{model.name}, namespace {model.namespace.hex()}" if model is not None else ""),
+        ("work", f"{load.num_running} running, {load.num_queued} queued" if load else ""),
+        ("memory", memory_text(listed)),
+        ("blocks", str(listed.num_blocks) if listed.capacity_bytes else ""),
+        ("tiers", tiers_text(listed)),
+        ("drain", drain_text(listed)),
+    ]
+    return [(name, value) for name, value in found if value not in ("", "-")]
 
 
 @app.command()

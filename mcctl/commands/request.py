@@ -168,6 +168,35 @@ def list_requests(
 
 
 @app.command()
+@prints(ListedRequest)
+def show(
+    context: typer.Context,
+    request_id: Annotated[str, typer.Argument(help="As in `request list`, or its beginning.")],
+) -> None:
+    """One recent request: where it ran, what it reused and took.
+
+    And what was predicted.
+
+    \b
+    Example: mcctl request show 7f3a
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        request = find(client.requests(_KEPT_REQUESTS), request_id)
+    facts = [
+        ("model", request.model),
+        *_facts(request),
+        ("ran on", _ran_on(request)),
+        ("answer", f"{request.num_generated_tokens} tokens"),
+        ("age", format_duration(request.age_s)),
+    ]
+    if settings.output == "json":
+        render.emit_json(request)
+    else:
+        render.emit_facts(settings.output, facts)
+
+
+@app.command()
 @prints(Explanation)
 def explain(
     context: typer.Context,
@@ -185,22 +214,7 @@ def explain(
         roles = {listed.node.node: listed.node.role for listed in client.nodes().nodes}
     result = Explanation(request=request, candidates=weighed(request, roles))
     if settings.output == "table":
-        render.show_facts(
-            [
-                ("request", f"{request.request_id}, {request.outcome} {request.why}".rstrip()),
-                (
-                    "prompt",
-                    f"{request.num_prompt_tokens} tokens, {request.num_matched_tokens} reused",
-                ),
-                ("policy", request.policy),
-                (
-                    "predicted",
-                    _times(request.predicted_ttft_s, request.predicted_tbt_s)
-                    + (_GUESS if request.is_guess else ""),
-                ),
-                ("took", _times(request.actual_ttft_s, request.actual_tbt_s)),
-            ]
-        )
+        render.show_facts(_facts(request))
     columns = [
         Column(" ", lambda c: "*" if c.is_chosen else ""),
         Column("role", lambda c: c.role),
@@ -215,6 +229,17 @@ def explain(
     ]
     title = "* was chosen" if request.prefill is not None else "none was chosen"
     render.emit(settings.output, result, columns, result.candidates, title=title)
+
+
+def _facts(request: ListedRequest) -> list[tuple[str, str]]:
+    guess = _GUESS if request.is_guess else ""
+    return [
+        ("request", f"{request.request_id}, {request.outcome} {request.why}".rstrip()),
+        ("prompt", f"{request.num_prompt_tokens} tokens, {request.num_matched_tokens} reused"),
+        ("policy", request.policy),
+        ("predicted", _times(request.predicted_ttft_s, request.predicted_tbt_s) + guess),
+        ("took", _times(request.actual_ttft_s, request.actual_tbt_s)),
+    ]
 
 
 def weighed(request: ListedRequest, roles: Mapping[NodeId, Role]) -> list[Weighed]:

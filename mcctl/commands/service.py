@@ -10,6 +10,7 @@ from daemons.core.errors import Rejected
 from daemons.core.units import format_size
 from mcctl import exit_codes, render, systemd
 from mcctl.commands import new_app
+from mcctl.commands.logs import Follow, Lines, Seconds, show_journal
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -94,6 +95,23 @@ def restart(
     if not names and not yes:
         _confirm("restart")
     return _change(context, "restart", names)
+
+
+@app.command()
+@prints({"daemon": str, "time_s": float, "line": str}, is_stream=True)
+def logs(
+    context: typer.Context,
+    names: _Names = None,
+    lines: Lines = 50,
+    follow: Follow = False,
+    seconds: Seconds = None,
+) -> None:
+    """What units of this host said, from the journal.
+
+    \b
+    Example: mcctl service logs cachenode@0 --follow
+    """
+    show_journal(context, names, lines, seconds, follow=follow)
 
 
 def _confirm(verb: str) -> None:

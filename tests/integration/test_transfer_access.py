@@ -69,7 +69,7 @@ def memory() -> Iterator[SharedMemory]:
 
 def read(engine: TransferEngine, region: RegionRef, length: int = 100) -> bytes:
     target = np.zeros(length, np.uint8)
-    engine.read(region, [Read.into(contiguous(0, length), target)])
+    engine.read(region, [Read.into(contiguous(0, length), target)], timeout_s=20)
     return target.tobytes()
 
 

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "service start",
     "service stop",
     "service restart",
+    "service logs",
     "cache move",
     "cache replicate",
     "wait drained",
@@ -98,6 +99,7 @@ def of_requests(prints: Prints, cluster: LocalCluster, model: Path) -> None:
         prints("request send", "--prompt", text, "--max-tokens", "3", "--url", cluster.url)
     (request, *_) = prints("request list")["requests"]
     prints("request explain", request["request_id"])
+    assert prints("request show", request["request_id"][:8])["prefill"] == "prefill"
     located = prints("cache locate", "--prompt", text, "--model-path", str(model))
     assert located["matched_tokens"] >= 64
 
@@ -107,6 +109,7 @@ def of_the_cluster(prints: Prints, cluster: LocalCluster) -> None:
     prints("wait ready", "--nodes", "4")
     prints("node list")
     prints("node costs")
+    assert prints("node show", "cachenode")["node"]["role"] == "cachenode"
     prints("topology show")
     prints("topology probe")
     prints("top", "--count", "2", "--interval", "0.1")
