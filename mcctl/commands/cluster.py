@@ -236,7 +236,9 @@ def restart(
         float, typer.Option(min=0, help="Seconds a daemon may drain before SIGKILL.")
     ] = 5.0,
 ) -> int:
-    """End daemons of the cluster if they live, start them again, and wait until they serve. The others go on.
+    """Start daemons of the cluster again, and wait for them.
+
+    Those that live are ended first; the others go on.
 
     \b
     Example: mcctl cluster restart decode

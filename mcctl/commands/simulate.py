@@ -215,7 +215,7 @@ def plan(
 
     \b
     Example: mcctl simulate plan conversation_trace.jsonl --nodes 12
-    Example: mcctl simulate plan requests-2026-11-30.jsonl  (an access log)
+    Example: mcctl simulate plan requests-2026-11-30.jsonl
     """
     if plot is not None:
         check_plot(plot)
