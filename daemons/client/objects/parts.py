@@ -17,7 +17,7 @@ from daemons.client.objects.format import (
     pack_manifest,
 )
 from daemons.client.objects.source import PutMemory, SourceMemory
-from daemons.core.errors import McError
+from daemons.core.errors import Exhausted, McError
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockLocation, BlockMeta, PutBlock
 from daemons.protocol.segment import Source, Strided
@@ -56,6 +56,8 @@ class Part:
     index: int | None
     block: PutBlock
     why: McError | None = None
+    refused: Exhausted | None = None
+    """What a node said that had no room, in whichever round."""
 
     @property
     def num_bytes(self) -> int:

@@ -279,7 +279,9 @@ class ObjectPut:
                 )
                 full.add(control)
             else:
-                part.why = Exhausted(f"{control}: {reply.why}", retry_after_ms=reply.retry_after_ms)
+                part.why = part.refused = Exhausted(
+                    f"{control}: {reply.why}", retry_after_ms=reply.retry_after_ms
+                )
                 full.add(control)
 
     def _sealed(self, part: Part, found: dict[BlockHash, BlockLocation]) -> None:
@@ -294,6 +296,8 @@ class ObjectPut:
     def _explain(self, part: Part) -> McError:
         why = part.why
         assert why is not None
+        if isinstance(why, Unavailable):
+            why = part.refused or why  # the last try had too little time for an answer
         if not isinstance(why, Exhausted):
             return why
         return Exhausted(
