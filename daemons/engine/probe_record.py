@@ -23,7 +23,21 @@ log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "tried-kernels.json"
 _MAX_BYTES: Final = 1 << 20
-_ENVIRONMENT: Final = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH")
+_ENVIRONMENT: Final = (
+    *(
+        "ATEN_",
+        "BLIS_",
+        "CUBLAS_",
+        "CUDA_",
+        "DNNL_",
+        "GLIBC_TUNABLES",
+        "GOMP_",
+        "KMP_",
+        "LD_",
+        "MKL_",
+    ),
+    *("NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH"),
+)
 _CPU_FIELDS: Final = ("vendor_id", "model name", "cpu family", "model", "stepping", "flags")
 _T = TypeVar("_T")
 
@@ -78,7 +92,9 @@ class ProbeRecord:
         fresh = self._path.with_name(f"{self._path.name}.new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(kept))
+            fresh.unlink(missing_ok=True)  # whatever it is: a pipe would be waited for
+            with fresh.open("xb") as file:
+                file.write(msgspec.json.encode(kept))
             fresh.replace(self._path)
         except OSError as error:
             log.info("tried kernels are not kept path=%s why=%s", self._path, error.strerror)
@@ -161,6 +177,17 @@ def _text(path: Path) -> str:
         return ""
 
 
+def _bytes(path: Path) -> bytes:
+    """Empty for what is no file, or too long for a record. Raises OSError; never waits for what it is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        is_one = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+        return os.read(descriptor, _MAX_BYTES) if is_one else b""
+    finally:
+        os.close(descriptor)
+
+
 def _digest(key: str, found: dict[str, msgspec.Raw]) -> str:
     digest = hashlib.blake2b(digest_size=16, person=b"mc-probes-file")
     for part in (key, *(text for item in sorted(found.items()) for text in item)):
@@ -173,12 +200,7 @@ def _digest(key: str, found: dict[str, msgspec.Raw]) -> str:
 def _read(path: Path, key: str) -> dict[str, msgspec.Raw]:
     """Empty for everything but a whole record of the same key."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, which has no path
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-                return {}
-            kept = msgspec.json.decode(file.read(_MAX_BYTES), type=_Kept)
+        kept = msgspec.json.decode(_bytes(path), type=_Kept)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     is_ours = kept.key == key and kept.digest == _digest(kept.key, kept.found)

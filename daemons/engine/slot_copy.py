@@ -29,6 +29,7 @@ class SlotCopy:
         self._num_tokens = num_tokens
         self._layers_done = 0
         self._is_over = False
+        self._is_writing = False
         self._changed = threading.Condition()
 
     def run(self) -> None:
@@ -36,12 +37,13 @@ class SlotCopy:
         began_s = time.monotonic()
         try:
             for layer in range(self._instance.geometry.num_layers):
-                if self._is_over:
+                if not self._begin():
                     break
                 self._copy(layer)
                 with self._changed:
                     if self._is_over:
                         break  # what was given up stays given up
+                    self._is_writing = False
                     self._layers_done = layer + 1
                     self._changed.notify_all()
         except Exception:
@@ -49,6 +51,7 @@ class SlotCopy:
         with self._changed:
             self.elapsed_s = time.monotonic() - began_s
             self._is_over = True
+            self._is_writing = False
             self._changed.notify_all()
 
     @property
@@ -57,12 +60,13 @@ class SlotCopy:
         return self._is_over and self._layers_done < self._instance.geometry.num_layers
 
     def wait_layer(self, layer: int) -> bool:
-        """Whether this layer of the prefix is in the target; returns once it is, or never will be.
+        """Whether this layer of the prefix is in the target; returns once it is, or never will be: then nothing is
+        written there any more.
 
         Bounded by the copies before it: moving memory always ends.
         """
         with self._changed:
-            while self._layers_done <= layer and not self._is_over:
+            while self._layers_done <= layer and (self._is_writing or not self._is_over):
                 self._changed.wait()
             return self._layers_done > layer
 
@@ -71,6 +75,12 @@ class SlotCopy:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
+
+    def _begin(self) -> bool:
+        """Whether another layer is to be written."""
+        with self._changed:
+            self._is_writing = not self._is_over
+            return self._is_writing
 
     def _copy(self, layer: int) -> None:
         half = self._instance.half

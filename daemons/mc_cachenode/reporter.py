@@ -87,13 +87,17 @@ class _Pending:
     def take(self) -> tuple[list[BlockHash], list[tuple[BlockHash, bool]]]:
         """The next that are sealed, and freed."""
         self.is_unknown = False
-        hashes = [self.announcing.popleft() for _ in range(min(MAX_BLOCKS, len(self.announcing)))]
-        fresh = list(islice(self.sealed, MAX_BLOCKS - len(hashes)))
         gone = list(islice(self.freed.items(), MAX_BLOCKS))
-        for block_hash in fresh:
-            del self.sealed[block_hash]
         for block_hash, _ in gone:
             del self.freed[block_hash]
+        hashes = [self.announcing.popleft() for _ in range(min(MAX_BLOCKS, len(self.announcing)))]
+        # One that is still to be told as freed was sealed again: told before, it would be taken for gone.
+        self.sealed |= dict.fromkeys(each for each in hashes if each in self.freed)
+        hashes = [each for each in hashes if each not in self.freed]
+        tellable = (each for each in self.sealed if each not in self.freed)
+        fresh = list(islice(tellable, MAX_BLOCKS - len(hashes)))
+        for block_hash in fresh:
+            del self.sealed[block_hash]
         return list(dict.fromkeys(hashes + fresh)), gone
 
 

@@ -4,9 +4,9 @@ A prompt whose prefix is the whole of an idle slot goes on in that slot; else th
 own (engine/prompt_slot.py).
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from daemons.core.ids import BlockHash
@@ -41,8 +41,10 @@ class DeviceTier:
         self._instance = instance
         self._copier = copier
         self._clock = clock
-        self._clears: deque[BlockFilter] = deque(maxlen=_MAX_CLEARS)
-        self._num_clears = 0
+        self._clears: list[tuple[float, BlockFilter]] = []
+        """When, the latest last."""
+        self._untold_s = float("-inf")
+        """What was cleared up to then is not all known any more."""
 
     @property
     def free_tokens(self) -> int:
@@ -56,7 +58,7 @@ class DeviceTier:
 
     def give_slot(self, job: Job) -> bool:
         """Room for the prompt, with the beginning of it in place or to be copied there; False: none now."""
-        job.num_clears = self._num_clears
+        job.began_s = self._clock()
         given = give_slot(self._instance.arena, self.slots, self._find(job), job.num_tokens)
         if given is None:
             return False
@@ -125,20 +127,21 @@ class DeviceTier:
     def forget(self, hashes: Sequence[BlockHash]) -> None:
         self.slots.forget(hashes)
 
-    def forget_ahead(self, wanted: BlockFilter) -> None:
-        """What prompts are making now is not to stay where it may be what was cleared."""
-        self._clears.append(wanted)
-        self._num_clears += 1
+    def forget_ahead(self, wanted: BlockFilter, age_s: float = 0.0) -> None:
+        """What prompts were making so long ago is not to stay where it may be what was cleared then."""
+        insort(self._clears, (self._clock() - age_s, wanted), key=itemgetter(0))
+        if len(self._clears) > _MAX_CLEARS:
+            oldest_s, _ = self._clears.pop(0)
+            self._untold_s = max(self._untold_s, oldest_s)
 
     def _is_cleared(self, job: Job) -> bool:
         """Also where there were too many clears meanwhile to tell."""
-        num_since = self._num_clears - job.num_clears
-        request, known = job.request, len(self._clears)
-        if num_since > known:
-            return True
-        return any(
-            wanted.model in (None, request.model) and wanted.tenant in (None, request.tenant)
-            for wanted in islice(self._clears, known - num_since, None)
+        request = job.request
+        return self._untold_s >= job.began_s or any(
+            at_s >= job.began_s
+            and wanted.model in (None, request.model)
+            and wanted.tenant in (None, request.tenant)
+            for at_s, wanted in self._clears
         )
 
     def _sealed(self, held: HeldBlock) -> SealedBlock:

@@ -48,8 +48,8 @@ class Job:
     """Blocks of the slot that stay when the job is gone: those it began with, once computed those of the prompt."""
     source: Retained | None = None
     """Another slot, that its first blocks are copied from."""
-    num_clears: int = 0
-    """That were made before it began; what later ones name of it is not kept."""
+    began_s: float = 0.0
+    """When it got its slot; what was cleared since is not kept."""
     holders: set[Holder] = field(default_factory=set)
     timer: Timer | None = None
     """Until it is answered, when whoever asked gives up; then, until when the KV is held for it."""
@@ -73,7 +73,7 @@ class Job:
     @property
     def has_puts(self) -> bool:
         """Some of its blocks are on their way to a cache node."""
-        return not self.holders <= {"model", "load", "decode"}
+        return not self.holders <= {"model", "load", "copy", "decode"}
 
     @property
     def is_only_put(self) -> bool:

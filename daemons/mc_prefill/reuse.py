@@ -46,9 +46,11 @@ class Reuse:
 
     def wait_layer(self, layer: int) -> int:
         """Good blocks once `layer` of them is in the slot. Behind them nothing is written any more."""
-        if self.copy is not None and not self.copy.wait_layer(layer):
-            return 0
-        return self.num_held + (0 if self.load is None else self.load.wait_layer(layer))
+        is_held = self.copy is None or self.copy.wait_layer(layer)
+        if not is_held and self.load is not None:
+            self.load.cancel()  # what it brings begins behind a gap
+        num_loaded = 0 if self.load is None else self.load.wait_layer(layer)
+        return self.num_held + num_loaded if is_held else 0
 
     def cancel(self) -> None:
         """Stop soon."""

@@ -194,6 +194,12 @@ class SealedBlocks(Record, frozen=True, kw_only=True):
         """0 where there is none."""
         return int(self.locations()["version"].max(initial=0))
 
+    def aged(self, more_ms: int) -> "SealedBlocks":
+        """The same, told so much later."""
+        rows = self.columns().copy()
+        rows["age_ms"] += np.uint64(max(0, more_ms))
+        return msgspec.structs.replace(self, rows=rows.tobytes())
+
     def part(self, wanted: Sequence[int]) -> "SealedBlocks":
         """Those at these indexes."""
         rows = np.frombuffer(self.rows, f"V{SEALED_BYTES}")[np.array(wanted, np.intp)]

@@ -39,8 +39,8 @@ class HeldBlocks(Protocol):
     def forget(self, hashes: Sequence[BlockHash]) -> object:
         """They were cleared."""
 
-    def forget_ahead(self, wanted: BlockFilter) -> object:
-        """So was what is being made now and matches."""
+    def forget_ahead(self, wanted: BlockFilter, age_s: float) -> object:
+        """So long ago so was what was being made then and matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,11 @@ class DeviceReports:
             self._held.forget(notice.hashes)
             self.freed(notice.hashes)  # also those that it believes to be here
         elif isinstance(notice, RememberClear):
-            self._held.forget_ahead(notice.filter)
+            self._held.forget_ahead(notice.filter, notice.age_ms / 1000)
 
     def sealed(self, hashes: Sequence[BlockHash]) -> None:
-        for each in hashes:
-            self._freed.pop(each, None)
-            self._sealed[each] = None
+        """What was freed just before is told as freed, too: a clear may wait for that."""
+        self._sealed |= dict.fromkeys(hashes)
         self._stream.schedule()
 
     def freed(self, hashes: Sequence[BlockHash]) -> None:
@@ -112,11 +111,13 @@ class DeviceReports:
     def next_report(self, sequence: int) -> Report:
         """The next of what came and what went."""
         held = self._held_now()
-        fresh, gone = list(islice(self._sealed, MAX_BLOCKS)), list(islice(self._freed, MAX_BLOCKS))
-        for each in fresh:
-            del self._sealed[each]
+        gone = list(islice(self._freed, MAX_BLOCKS))
         for each in gone:
             del self._freed[each]
+        # One that is still to be told as freed would be taken for gone after all.
+        fresh = list(islice((each for each in self._sealed if each not in self._freed), MAX_BLOCKS))
+        for each in fresh:
+            del self._sealed[each]
         used_bytes, capacity_bytes = held.usage()
         return Report(
             node=self._instance.node,
@@ -130,10 +131,12 @@ class DeviceReports:
         )
 
     def on_heard(self, report: Report, reply: ReportReply) -> None:
-        """What the master does not want is forgotten."""
+        """What the master does not want is forgotten, and what is being made from it is not to stay."""
         assert report.tier == "device"
         if reply.unwanted:
-            self._held_now().forget(reply.unwanted)
+            held = self._held_now()
+            held.forget_ahead(BlockFilter(hashes=tuple(reply.unwanted)), 0.0)
+            held.forget(reply.unwanted)
 
     def _held_now(self) -> HeldBlocks:
         assert self._held is not None, "the stream is attached together with the arena"

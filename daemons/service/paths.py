@@ -43,7 +43,8 @@ def write_durably(path: Path, data: bytes) -> None:
     """A crash leaves the old bytes or these. Raises OSError; nothing is left of what it could not write."""
     fresh = path.with_name(f"{path.name}.new")
     try:
-        with fresh.open("wb") as file:
+        fresh.unlink(missing_ok=True)  # whatever it is: a pipe would be waited for
+        with fresh.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -1,11 +1,13 @@
 """Reports to the master in order and one at a time, however many are lost or refused on the way.
 
-A report whose reply was lost is sent again unchanged, which the master ignores if it had it. What it refused once it
+A report whose reply was lost is sent again, only older, which the master ignores if it had it. What it refused once it
 would refuse again, so that is not repeated: all is announced anew, ever more rarely.
 """
 
 import logging
 from typing import Final, Protocol
+
+import msgspec
 
 from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.protocol.messages import Reply
@@ -91,14 +93,14 @@ class ReportStream:
 
     def _post(self, link: MasterLink, report: Report) -> None:
         self._in_flight = report
-        life = self._life
-        link.ask(
-            report,
-            timeout_s=_TIMEOUT_S,
-            on_reply=lambda reply: self._on_reply(life, report, reply),
-        )
+        life, posted_s = self._life, self._loop.clock()
 
-    def _on_reply(self, life: int, report: Report, reply: Reply | McError) -> None:
+        def on_reply(reply: Reply | McError) -> None:
+            self._on_reply(life, posted_s, report, reply)
+
+        link.ask(report, timeout_s=_TIMEOUT_S, on_reply=on_reply)
+
+    def _on_reply(self, life: int, posted_s: float, report: Report, reply: Reply | McError) -> None:
         if life != self._life:
             return
         if isinstance(reply, ReportReply):
@@ -106,7 +108,7 @@ class ReportStream:
             self._on_heard(report, reply)
         elif isinstance(reply, Unavailable | Exhausted):
             log.debug("report not heard why=%r", reply)
-            self._loop.call_later(_RETRY_S, self._retry, life, report)
+            self._loop.call_later(_RETRY_S, self._retry, life, posted_s, report)
         else:
             self._on_refused(life, reply)
 
@@ -134,7 +136,9 @@ class ReportStream:
         if life == self._life:
             self.announce()
 
-    def _retry(self, life: int, report: Report) -> None:
-        """A join in the meantime has started over and made it void."""
+    def _retry(self, life: int, posted_s: float, report: Report) -> None:
+        """A join in the meantime has started over and made it void. By its age the master knows what was cleared."""
         if life == self._life and self._link is not None and self._link.is_joined:
-            self._post(self._link, report)
+            older_ms = round((self._loop.clock() - posted_s) * 1000)
+            older = msgspec.structs.replace(report, sealed=report.sealed.aged(older_ms))
+            self._post(self._link, older)

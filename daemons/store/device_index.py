@@ -55,7 +55,9 @@ class DeviceIndex:
         """All or nothing: ProtocolError for a malformed record, or too many. Returns those that are new there."""
         check_sealed(sealed)
         held = self._by_node.setdefault(node, {})
-        if len(held) + len(sealed) > MAX_BLOCKS:
+        if len(held) + len(sealed) > MAX_BLOCKS and (
+            len(held.keys() | set(sealed.hashes())) > MAX_BLOCKS
+        ):
             raise ProtocolError(
                 f"instance {node} holds more than {MAX_BLOCKS} blocks in its KV arena; lower prefill.retain_fraction"
             )

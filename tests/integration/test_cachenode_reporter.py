@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from daemons.core.clock import ManualClock
@@ -57,7 +58,9 @@ class Bench:
         self.reporter.announce()
 
     def seal(self) -> BlockHash:
-        block_hash = BlockHash(os.urandom(16))
+        return self.seal_again(BlockHash(os.urandom(16)))
+
+    def seal_again(self, block_hash: BlockHash) -> BlockHash:
         meta = BlockMeta(
             hash=block_hash, parent=block_hash, namespace=b"", depth=0, num_tokens=1, model="m"
         )
@@ -113,7 +116,9 @@ def test_one_report_is_in_flight_and_a_lost_reply_repeats_it(bench: Bench) -> No
     assert len(bench.link.sent) == 2
     bench.link.answer(Unavailable("lost"))
     bench.pass_time(0.25)
-    assert bench.link.sent[2] == bench.link.sent[1]
+    (lost,), (repeat,) = bench.link.sent[1].sealed, bench.link.sent[2].sealed
+    assert msgspec.structs.replace(repeat, age_ms=lost.age_ms) == lost
+    assert repeat.age_ms == lost.age_ms + 256, "as old as it is by now"
     assert sealed_in(bench.link.sent[2]) == [first]
     bench.link.answer(ReportReply())
     bench.pass_time(0.006)
@@ -201,3 +206,43 @@ def test_a_refusal_is_told_at_once(bench: Bench) -> None:
     bench.reporter.refused(3)
     bench.pass_time(0.006)
     assert bench.link.sent[1].refused_puts == 3
+
+
+def test_what_is_sealed_again_is_not_told_before_it_is_told_as_freed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master takes the frees of a report first: a later one would take the block for gone."""
+    monkeypatch.setattr(module, "MAX_BLOCKS", 2)
+    bench.join()
+    bench.link.answer(ReportReply())
+    gone = [bench.seal() for _ in range(3)]
+    for block_hash in gone:
+        bench.free(block_hash)
+    fresh = bench.seal()
+    bench.seal_again(gone[2])
+    for _ in range(2):
+        bench.pass_time(0.006)
+        bench.link.answer(ReportReply())
+    first, second = bench.link.sent[1:]
+    assert (sealed_in(first), first.freed) == ([fresh], gone[:2])
+    assert (sealed_in(second), second.freed) == ([gone[2]], gone[2:])
+
+
+def test_what_is_announced_was_not_freed_and_sealed_again_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BLOCKS", 2)
+    hashes = [bench.seal() for _ in range(5)]
+    bench.join()  # two are told
+    for block_hash in hashes[2:]:
+        bench.free(block_hash)
+    bench.seal_again(hashes[4])
+    told = dict.fromkeys(sealed_in(bench.link.sent[0]))
+    while bench.link.callbacks:
+        bench.link.answer(ReportReply())
+        bench.pass_time(0.006)
+    for report in bench.link.sent[1:]:
+        for block_hash in report.freed:
+            told.pop(block_hash, None)
+        told |= dict.fromkeys(sealed_in(report))
+    assert list(told) == [hashes[0], hashes[1], hashes[4]]

@@ -337,7 +337,7 @@ class ScriptedInstance(ScriptedNode):
         for key in hashes:
             self.held.pop(key, None)
 
-    def forget_ahead(self, wanted: BlockFilter) -> None:
+    def forget_ahead(self, wanted: BlockFilter, age_s: float) -> None:
         """It makes none."""
 
 

@@ -32,6 +32,8 @@ MAX_CLEARS = 16
 NOTICE_BLOCKS = 4096
 ANSWER_EARLY_S = 0.2
 """So that the answer with what is left still arrives before the asker gives up."""
+_COMPUTED_S = 3600.0
+"""No prompt is computed for longer."""
 _SKEW_S = 1.0
 """Nodes hear of a clear one after the other; this far apart it is one."""
 
@@ -142,11 +144,16 @@ class Clearing:
                 self._finish(clear)
 
     def on_joined(self, member: Member) -> None:
-        """What was cleared while it was away, or before it was there: it is to tell later masters, as all are."""
+        """What was cleared while it was away, or before it was there: it is to tell later masters, as all are, or
+        not to keep what it was computing then.
+        """
         now_s = self._state.now_s()
-        for wanted, at_s in self._tombstones if member.node.segments else ():
-            age_ms = max(0, int((now_s - at_s) * 1000))
-            self._state.out.notify(member, RememberClear(filter=wanted, age_ms=age_ms))
+        for wanted, at_s in self._tombstones:
+            age_s = max(0.0, now_s - at_s)
+            is_computing = member.node.model is not None and age_s <= _COMPUTED_S
+            if member.node.segments or is_computing:
+                remember = RememberClear(filter=wanted, age_ms=int(age_s * 1000))
+                self._state.out.notify(member, remember)
 
     def close(self) -> None:
         for clear in list(self._clears):

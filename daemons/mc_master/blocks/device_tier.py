@@ -30,7 +30,7 @@ class DeviceTier:
         """Of an instance that was heard just now. Raises ProtocolError."""
         if member.node.model is None:
             raise ProtocolError(f"node {report.node} serves no model, it has no device tier")
-        refused = out_of_order(member, report)
+        refused = out_of_order(member, report, self._clearing.cleared_since)
         if refused is not None:
             return refused
         if member.has_old_blocks or report.sequence <= 1:

@@ -65,7 +65,7 @@ class Reports:
             return self._devices.report(member, report)
         if not member.node.segments:
             raise NotFound(f"node {report.node} joined without a segment, it cannot hold blocks")
-        refused = out_of_order(member, report)
+        refused = out_of_order(member, report, self._clearing.cleared_since)
         if refused is not None:
             return refused
         lived = self._names.lived(report)

@@ -37,6 +37,7 @@ class KeptNodes:
         """A crash leaves the old ids or these."""
         fresh = self._path.with_suffix(".new")
         try:
+            fresh.unlink(missing_ok=True)  # whatever it is: a pipe would be waited for
             fresh.write_text("".join(f"{node}\n" for node in sorted(self._nodes)), "utf-8")
             fresh.replace(self._path)
         except OSError as error:

@@ -64,13 +64,19 @@ def test_a_record_that_is_not_whole_is_none_and_is_written_anew(path: Path, spoi
 
 
 def test_what_is_no_file_or_cannot_be_written_stops_no_start(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "piped.new"):
+        os.mkfifo(tmp_path / name)
     (tmp_path / "file").touch()
-    for path in (tmp_path / "pipe", tmp_path, tmp_path / "file" / FILE_NAME):
+    (tmp_path / "itself").symlink_to("itself")
+    places = ("pipe", "piped", "itself", ".", f"file/{FILE_NAME}")
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    for path in (tmp_path / place for place in places):
         record = ProbeRecord(path, "k")
         assert record.num_found == 0
         record.keep("a", 1)
         record.save()
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
+    assert [ProbeRecord(tmp_path / place, "k").num_found for place in places] == [1, 1, 1, 0, 0]
 
 
 def test_a_finding_of_another_kind_is_tried_again(path: Path) -> None:

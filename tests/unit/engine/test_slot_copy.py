@@ -67,6 +67,34 @@ def test_a_copy_given_up_in_its_last_layer_does_not_become_whole() -> None:
     assert not copy.wait_layer(GEOMETRY.num_layers - 1)
 
 
+def test_who_waits_goes_on_once_nothing_is_written_any_more() -> None:
+    """Whoever hears that there is no prefix computes it, in the very place that was copied to."""
+    _, source, target = arena()
+    has_begun, may_go, written = threading.Event(), threading.Event(), list[int]()
+
+    def half(*_place: object) -> np.ndarray:
+        has_begun.set()
+        may_go.wait(20)
+        written.append(1)
+        return np.zeros(1, np.uint8)
+
+    copy = SlotCopy(SimpleNamespace(half=half, geometry=GEOMETRY), source, target, 192)
+    running = threading.Thread(target=copy.run, daemon=True)
+    running.start()
+    assert has_begun.wait(20)
+    copy.cancel()
+    heard: list[tuple[bool, int]] = []
+    waiting = threading.Thread(
+        target=lambda: heard.append((copy.wait_layer(0), len(written))), daemon=True
+    )
+    waiting.start()
+    waiting.join(0.05)
+    may_go.set()
+    waiting.join(20)
+    running.join(20)
+    assert heard == [(False, 4)]  # keys and values of one layer, there and here
+
+
 def test_who_waits_for_a_copy_that_never_began_hears_of_the_end() -> None:
     _, source, target = arena()
     may_go, has_begun = threading.Event(), threading.Event()

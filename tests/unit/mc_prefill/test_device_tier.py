@@ -101,12 +101,35 @@ def test_nothing_stays_of_a_prompt_that_bypasses_was_cancelled_or_cleared(keepin
     keeping.tier.forget_ahead(BlockFilter(model="m"))
     keeping.jobs.pulled(keeping.finish().request.request_id)
     assert (keeping.arena.num_live, keeping.told.held) == (0, set())
+    keeping.advance(1.0)
     serve(keeping, 200)
     keeping.tier.forget_ahead(BlockFilter(tenant="other"))
     assert len(keeping.told.held) == 3
     assert keeping.admit(200, cache="bypass").said[0].num_reused_tokens == 0  # type: ignore[attr-defined]
     keeping.finish()
     keeping.jobs.pulled(RequestId("r5"))
+
+
+@pytest.mark.parametrize(
+    ("tenant", "ages_s", "num_kept"),
+    [
+        ("", [4.0], 0),
+        ("", [6.0], 3),
+        ("other", [4.0], 3),
+        ("other", [4.0] * 65, 0),  # more than are remembered: it may have been any
+        ("other", [6.0] * 65, 3),
+    ],
+)
+def test_a_clear_that_is_heard_of_late_is_for_what_was_being_computed_then(
+    keeping: Bench, tenant: str, ages_s: list[float], num_kept: int
+) -> None:
+    keeping.advance(1.0)
+    keeping.admit(200)
+    keeping.advance(5.0)
+    for age_s in ages_s:
+        keeping.tier.forget_ahead(BlockFilter(tenant=tenant), age_s)
+    keeping.jobs.pulled(keeping.finish().request.request_id)
+    assert len(keeping.told.held) == num_kept
 
 
 def test_a_prompt_that_waits_for_room_is_not_held_up_by_what_is_kept(keeping: Bench) -> None:
@@ -136,3 +159,19 @@ def test_a_prompt_starts_from_what_another_has_just_made_without_asking_the_pool
     keeping.jobs.pulled(first.request.request_id)
     on_end()
     keeping.jobs.pulled(keeping.finish().request.request_id)
+
+
+def test_who_waits_for_a_prompt_that_is_given_up_does_not_wait_for_its_copy_as_well() -> None:
+    bench = Bench(1.0, num_tokens=2048)
+    target = PutTarget(node=NodeId("c"), control="tcp://127.0.0.1:1")
+    serve(bench, 200)
+    other = [2] * 100
+    bench.admit(tokens=other, hashes=block_hashes(NAMESPACE, other, 64))
+    bench.admit(500, put_target=target)
+    waiting = bench.admit(510, put_target=target)
+    assert len(bench.copier.started) == 1
+    assert not waiting.said
+    bench.jobs.cancel(RequestId("r3"))
+    assert isinstance(waiting.said[0], PrefillStarted)
+    bench.loader.close()
+    bench.loop.close()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from daemons.core.clock import ManualClock
-from daemons.core.errors import McError, Unavailable
+from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.protocol.block import BlockFilter, BlockMeta, FreeBlocks, RememberClear, SealedBlock
 from daemons.protocol.report import Report, ReportReply
@@ -24,7 +24,7 @@ class Arena:
 
     def __init__(self) -> None:
         self.held: dict[BlockHash, None] = {}
-        self.cleared: list[BlockFilter] = []
+        self.cleared: list[tuple[BlockFilter, float]] = []
 
     def hashes(self) -> list[BlockHash]:
         return list(self.held)
@@ -39,8 +39,8 @@ class Arena:
         for key in hashes:
             self.held.pop(key, None)
 
-    def forget_ahead(self, wanted: BlockFilter) -> None:
-        self.cleared.append(wanted)
+    def forget_ahead(self, wanted: BlockFilter, age_s: float) -> None:
+        self.cleared.append((wanted, age_s))
 
 
 def block(key: BlockHash) -> SealedBlock:
@@ -122,16 +122,21 @@ def test_changes_are_told_together_one_report_at_a_time(bench: Bench) -> None:
     assert bench.told() == []
     bench.answer(ReportReply())
     bench.pass_time(0.01)
-    assert bench.told() == [(3, [2], [])]
+    assert bench.told() == [(3, [2], [2])], (
+        "freed first, then sealed again: a clear may wait for it"
+    )
 
 
 def test_a_lost_report_is_repeated_unless_all_was_announced_meanwhile(bench: Bench) -> None:
     bench.seal(1)
     bench.pass_time(0.01)
     assert bench.told() == [(2, [1], [])]
-    bench.answer(Unavailable("away"))
-    bench.pass_time(0.3)
-    assert bench.told() == [(2, [1], [])]
+    for why in (Unavailable("away"), Exhausted("too many at once")):
+        bench.answer(why)
+        bench.pass_time(0.3)
+        (repeat,) = bench.link.sent
+        assert bench.told() == [(2, [1], [])]
+    assert next(iter(repeat.sealed)).age_ms == 600, "as old as it is by now"
     bench.reports.announce()
     assert bench.told() == [(1, [1], [])]
     bench.answer(Unavailable("of the one before"))
@@ -154,9 +159,24 @@ def test_a_master_that_lost_count_hears_all_again(
 
 def test_what_was_cleared_is_forgotten_and_told_also_where_it_was_not_held(bench: Bench) -> None:
     bench.seal(1, 2)
-    bench.reports.obey(RememberClear(filter=BlockFilter(model="m")))
+    bench.reports.obey(RememberClear(filter=BlockFilter(model="m"), age_ms=1500))
     bench.reports.obey(FreeBlocks(hashes=[name(2), name(9)], is_deletion=True))
     bench.pass_time(0.01)
     assert bench.told() == [(2, [1], [2, 9])]
     bench.answer(ReportReply(unwanted=[name(1)]))
-    assert (bench.arena.held, len(bench.arena.cleared)) == ({}, 1)
+    assert bench.arena.held == {}
+    # What was made from it meanwhile is not to stay either.
+    unwanted = BlockFilter(hashes=(name(1),))
+    assert bench.arena.cleared == [(BlockFilter(model="m"), 1.5), (unwanted, 0.0)]
+
+
+def test_what_is_sealed_again_is_not_told_before_it_is_told_as_freed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BLOCKS", 2)
+    bench.free(1, 2, 3)
+    bench.seal(3, 4)
+    bench.pass_time(0.01)
+    bench.answer(ReportReply())
+    bench.pass_time(0.01)
+    assert bench.told() == [(2, [4], [1, 2]), (3, [3], [3])]

@@ -7,13 +7,31 @@ import pytest
 
 from daemons.core.clock import ManualClock
 from daemons.core.errors import Exhausted, McError, NotFound, ProtocolError, Unavailable
-from daemons.core.ids import Epoch, NodeId
+from daemons.core.ids import BlockHash, Epoch, NodeId
+from daemons.protocol.block import BlockMeta, SealedBlock
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report, ReportReply
 from daemons.rpc import Loop
 from daemons.service.report_stream import ReportStream
 
 INTERVAL_S = 0.005
+
+
+def sealed(number: int) -> SealedBlocks:
+    """A block of age 1 ms; none for 0."""
+    key = BlockHash(number.to_bytes(16, "big"))
+    meta = BlockMeta(hash=key, parent=key, namespace=b"", depth=0, num_tokens=1, model="m")
+    block = SealedBlock(
+        meta=meta,
+        offset=0,
+        length=100,
+        trailer_bytes=0,
+        version=0,
+        seal_checksum=0,
+        num_layers=1,
+        age_ms=1,
+    )
+    return SealedBlocks.pack([block] if number else [])
 
 
 class Numbers:
@@ -42,7 +60,7 @@ class Numbers:
             node=NodeId("n"),
             epoch=Epoch(1),
             sequence=sequence,
-            sealed=SealedBlocks.pack([]),
+            sealed=sealed(number),
             freed=[],
             used_bytes=number,
             capacity_bytes=0,
@@ -123,13 +141,31 @@ def test_nothing_is_sent_where_the_news_went_away_meanwhile(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("why", [Unavailable("away"), Exhausted("full")])
-def test_what_was_not_heard_is_said_again_unchanged(bench: Bench, why: McError) -> None:
+def test_what_was_not_heard_is_said_again_as_old_as_it_is_by_now(
+    bench: Bench, why: McError
+) -> None:
+    """A clear in the meantime is of what was sealed before it."""
     bench.tell(7)
     bench.pass_time(INTERVAL_S)
+    bench.clock.advance(2.0)
     bench.answer(why)
     bench.tell(8)
     bench.pass_time(0.25)
-    assert bench.told() == [(1, 7), (1, 7)]
+    bench.answer(why)
+    bench.pass_time(0.25)
+    assert [block.age_ms for report in bench.link.sent for block in report.sealed] == [
+        1,
+        2251,
+        2501,
+    ]
+    assert bench.told() == [(1, 7)] * 3
+
+
+def test_a_report_of_no_block_is_repeated_too(bench: Bench) -> None:
+    bench.stream.announce()
+    bench.answer(Unavailable("away"))
+    bench.pass_time(0.25)
+    assert bench.told() == [(1, 0), (1, 0)]
 
 
 def test_a_lost_report_is_void_once_all_was_announced(bench: Bench) -> None:

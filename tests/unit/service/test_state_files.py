@@ -88,3 +88,12 @@ def test_a_full_disk_changes_nothing_and_may_pass(tmp_path: Path) -> None:
                 change()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert (quotas.quotas, drains.nodes) == ({"acme": 1}, {NodeId("a")})
+
+
+def test_a_pipe_where_the_next_file_is_made_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("state.new", "cachenodes.new"):
+        os.mkfifo(tmp_path / name)
+    write_durably(tmp_path / "state", b"kept")
+    assert read_state(tmp_path / "state") == b"kept"
+    KeptNodes(tmp_path / "cachenodes").add(NodeId("a"))
+    assert list(KeptNodes(tmp_path / "cachenodes")) == ["a"]

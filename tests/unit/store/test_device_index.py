@@ -87,6 +87,12 @@ def test_an_instance_that_claims_too_much_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(ProtocolError, match="retain_fraction"):
         index.record_sealed(A, sealed(2, 3), now_s=0)
     assert index.num_on(A) == 2
+    # What is told again, or twice, is held once.
+    assert index.record_sealed(A, sealed(0, 1, 2, 2), now_s=0).hashes() == [name(2)]
+    index.record_sealed(B, sealed(3, 4, 5), now_s=0)
+    with pytest.raises(ProtocolError, match="retain_fraction"):
+        index.record_sealed(A, sealed(0, 3), now_s=0)
+    index.check_invariants()
 
 
 steps = st.lists(
