@@ -85,6 +85,11 @@ class Job:
         return len(self.request.tokens)
 
     @property
+    def num_held_tokens(self) -> int:
+        """Those that it did not compute because they were in the arena."""
+        return 0 if self.reused is None else min(self.reused.held_tokens, self.num_reused_tokens)
+
+    @property
     def num_to_compute(self) -> int:
         """Tokens that the plan leaves to the model; what the queue is measured in."""
         reuse = self.reused

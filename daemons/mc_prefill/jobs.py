@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from daemons.client.prefix_load import PrefixLoad, PrefixLoader
-from daemons.client.publisher import Publisher, block_meta
+from daemons.client.publisher import Publisher
 from daemons.client.put_patience import PutPatience
 from daemons.client.spares import behind
 from daemons.config.mc_prefill import PrefillSection
@@ -18,9 +18,10 @@ from daemons.engine.instance import Instance
 from daemons.mc_prefill.device_tier import DeviceTier
 from daemons.mc_prefill.job import Computed, Holder, Job
 from daemons.mc_prefill.metrics import PrefillMetrics
+from daemons.mc_prefill.offering import Offering
 from daemons.mc_prefill.reuse import target_behind
 from daemons.mc_prefill.siblings import Match, Siblings
-from daemons.protocol.block import BlockLocation, PutBlock
+from daemons.protocol.block import BlockLocation
 from daemons.protocol.node import InstanceLoad
 from daemons.protocol.prefix_hash import name_prompt, tenant_namespace
 from daemons.protocol.request import LayersReady, Prefill, PrefillReply, PrefillStarted
@@ -72,7 +73,6 @@ class Jobs:
         self._config = config
         self._instance = instance
         self._effects = effects
-        self._publisher = ways.publisher
         self._loader = ways.loader
         self._tier = ways.tier
         self._jobs: dict[RequestId, Job] = {}
@@ -82,6 +82,13 @@ class Jobs:
         self._patience = PutPatience[Job](loop, config.put_hold_s, self._start_waiting)
         self._siblings = Siblings(
             loop, effects.match, self._start_waiting, self.metrics.sibling_blocks.inc
+        )
+        self._offering = Offering(
+            ways.publisher if config.publish else None,
+            instance,
+            effects.match,
+            self.metrics.published.inc,
+            self._let_go,
         )
         self._running: dict[RequestId, Job] = {}
         """With a slot, until computed."""
@@ -137,33 +144,7 @@ class Jobs:
 
     def chunk_done(self, job: Job, start: int, end: int) -> None:
         """All layers of tokens [start, end) exist: offer the full blocks among them to the pool."""
-        request, target = job.request, job.request.put_target
-        if target is None or request.cache == "bypass" or not self._config.publish:
-            return
-        if job.slot is None or not self._instance.model.is_reuse_safe:
-            return
-        block_tokens = self._instance.geometry.block_tokens
-        first, last = -(-start // block_tokens), min(end // block_tokens, len(request.hashes))
-        blocks = [
-            PutBlock(
-                meta=block_meta(request, request.hashes, index, block_tokens),
-                source=self._instance.source(
-                    job.slot, index * block_tokens, (index + 1) * block_tokens
-                ),
-                num_layers=self._instance.geometry.num_layers,
-            )
-            for index in range(first, last)
-        ]
-        if not blocks:
-            return
-        holder: Holder = blocks[0].meta.hash
-        job.holders.add(holder)
-
-        def on_done(num_stored: int) -> None:
-            self.metrics.published.inc(num_stored)
-            self._let_go(job, holder)
-
-        self._publisher.offer(target, blocks, on_done)
+        self._offering.chunk_done(job, start, end)
 
     def computed(self, job: Job, outcome: Computed | McError) -> None:
         """The model is done with the slot, one way or the other."""
@@ -171,6 +152,7 @@ class Jobs:
         job.computed_s = self._loop.clock()
         if isinstance(outcome, Computed) and not job.is_ended:
             self._tier.computed(job)
+            self._offering.computed(job)
             self._reply(job, outcome)
         elif isinstance(outcome, McError):
             self._end(job, outcome)
@@ -312,8 +294,7 @@ class Jobs:
         self.metrics.requests.labels("ok").inc()
         self.metrics.tokens.labels("computed").inc(num_computed)
         self.metrics.tokens.labels("reused").inc(job.num_reused_tokens)
-        if job.reused is not None:
-            self.metrics.device_tokens.inc(min(job.reused.held_tokens, job.num_reused_tokens))
+        self.metrics.device_tokens.inc(job.num_held_tokens)
         self.metrics.compute.observe(timing.compute_s)
         hold_s = min(self._config.hold_s, job.request.hold_ms / 1000)
         if job.timer is not None:

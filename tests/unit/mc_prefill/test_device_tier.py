@@ -175,3 +175,29 @@ def test_who_waits_for_a_prompt_that_is_given_up_does_not_wait_for_its_copy_as_w
     assert isinstance(waiting.said[0], PrefillStarted)
     bench.loader.close()
     bench.loop.close()
+
+
+@pytest.mark.parametrize(("num_in_pool", "offered"), [(0, [0, 1]), (1, [1]), (3, [])])
+def test_what_is_in_the_arena_and_not_in_the_pool_is_put_there_again(
+    keeping: Bench, num_in_pool: int, offered: list[int]
+) -> None:
+    """Its cache node is gone; whatever follows a prefix is found behind it alone."""
+    serve(keeping, 190)
+    target = PutTarget(node=NodeId("c"), control="tcp://127.0.0.1:1")
+    keeping.in_pool = [object()] * num_in_pool
+    call = keeping.admit(250, put_target=target)
+    assert isinstance(call.said[0], PrefillStarted)
+    job = keeping.computing[0]
+    job.num_reused_tokens = 128
+    keeping.jobs.chunk_done(job, 128, 250)
+    keeping.finish()
+    assert keeping.looked_up == [2]
+    puts = [[block.meta.depth for block in blocks] for blocks, _ in keeping.publisher.offers]  # type: ignore[attr-defined]
+    assert puts == [[2], offered] if offered else [[2]]
+    keeping.jobs.pulled(job.request.request_id)
+    assert keeping.tier.slots.num_idle == 0, "they are read from its slot"
+    for _, on_done in keeping.publisher.offers:
+        on_done(1)  # type: ignore[operator]
+    assert keeping.tier.slots.num_idle == 1
+    serve(keeping, 250)
+    assert keeping.looked_up == [2], "without a pool nothing is looked up"
