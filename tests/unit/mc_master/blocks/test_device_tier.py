@@ -10,8 +10,8 @@ from daemons.conductor.membership import Member, Membership
 from daemons.core.clock import ManualClock
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId
-from daemons.mc_master.clearing import Clearing
-from daemons.mc_master.device_tier import DeviceTier
+from daemons.mc_master.blocks.clearing import Clearing
+from daemons.mc_master.blocks.device_tier import DeviceTier
 from daemons.protocol.block import (
     BlockFilter,
     BlockMeta,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from daemons.core.ids import BlockHash, NodeId
-from daemons.mc_master.report_order import out_of_order
+from daemons.mc_master.blocks.report_order import out_of_order
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report, ReportReply
 
