@@ -354,6 +354,9 @@ def _unforeseen(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
         complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
         return exit_codes.exit_code(Exhausted(""))
+    if isinstance(error, OverflowError):
+        complain("a number is larger than any that is known here")
+        return exit_codes.USAGE
     if isinstance(error, UnicodeEncodeError):  # an argument in another encoding
         complain(
             f"{printable(error.object.encode('utf-8', 'backslashreplace').decode()[:80])} is not UTF-8 text"

@@ -71,13 +71,15 @@ class Reads:
         """For whoever has only the address."""
         return RedirectResponse(PAGE, status_code=303)
 
-    async def health(self, _: Request) -> Response:
+    async def health(self, request: Request) -> Response:
+        """Needs no key, so to strangers it tells neither models nor addresses."""
         sickness = self._gateway.catalog.sickness()
-        if sickness is None:
-            return _json(
-                {"status": "ok", "models": [m.name for m in self._gateway.catalog.served()]}
-            )
-        return _json({"status": "unavailable", "reason": sickness}, status=503)
+        status = "ok" if sickness is None else "unavailable"
+        more: dict[str, object] = {}
+        if self._gateway.front.shows_metrics(request.scope):
+            served = [model.name for model in self._gateway.catalog.served()]
+            more = {"models": served} if sickness is None else {"reason": sickness}
+        return _json({"status": status} | more, status=200 if sickness is None else 503)
 
     async def metrics(self, request: Request) -> Response:
         if not self._gateway.front.shows_metrics(request.scope):

@@ -222,6 +222,8 @@ def test_a_proxy_on_this_host_shows_them_to_nobody_else(bench: Bench, header: st
     for path in ("/metrics", "/status", "/status/data.json"):
         assert bench.http.get(path, headers={header: "10.0.0.9"}).status_code == 403
     assert bench.http.get("/metrics").status_code == 200
+    assert set(bench.http.get("/health", headers={header: "10.0.0.9"}).json()) == {"status"}
+    assert len(bench.http.get("/health").json()) == 2
 
 
 def test_quotas_hold_over_a_restart(tmp_path: Path, desk: Desk) -> None:

@@ -122,6 +122,8 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["node", "drain", "\udcff"],
         ["cache", "put", "a", "/dev/null", "--bind-host", "\udcff"],
         ["segment", "add", "--node", "n", "--bytes", "9" * 400],
+        ["events", "--last", "9" * 40],
+        ["events", "--since", "9" * 40],
         ["cluster", "up", "--dtype", "int8"],
         ["quickstart", "--dtype", "int8"],
     ],
