@@ -7,6 +7,7 @@ from typing import Final
 
 from daemons.core.errors import ConfigError
 
+HOST_CONFIG: Final = Path("/etc/mooncake/mcctl.toml")
 _SOCKET_ROOM: Final = 60
 """A UNIX socket's path may have 107 bytes; this much of it may be the runtime directory."""
 
@@ -26,8 +27,9 @@ def state_dir() -> Path:
 
 
 def config_file() -> Path:
-    """Defaults of mcctl's own flags."""
-    return _base("XDG_CONFIG_HOME", ".config") / "mooncake" / "mcctl.toml"
+    """Defaults of mcctl's own flags: the user's, or where there is none the host's, for whom it is readable."""
+    own = _base("XDG_CONFIG_HOME", ".config") / "mooncake" / "mcctl.toml"
+    return HOST_CONFIG if not own.exists() and os.access(HOST_CONFIG, os.R_OK) else own
 
 
 def runtime_dir() -> Path:

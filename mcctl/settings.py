@@ -24,7 +24,7 @@ DEFAULT_TIMEOUT_S: Final = 5.0
 
 
 class ToolConfig(Section, frozen=True, kw_only=True):
-    """~/.config/mooncake/mcctl.toml: defaults of the global flags."""
+    """~/.config/mooncake/mcctl.toml, else /etc/mooncake/mcctl.toml: defaults of the global flags."""
 
     endpoint: Annotated[str, msgspec.Meta(extra={"form": "endpoint_or_empty"})] = ""
     """The master; empty for a local cluster's, else tcp://127.0.0.1:7700."""

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 from daemons.core.errors import McError, Unavailable
 from daemons.protocol.address import split_key
 from daemons.protocol.failure import Unwelcome
-from daemons.rpc.dealer import MONITORED, NO_KEYS, keys_missing, new_dealer
+from daemons.rpc.dealer import GET_KEYS, MONITORED, NO_KEYS, keys_missing, new_dealer
 from daemons.rpc.frames import await_message, has_more, receive, send_frames
 from daemons.rpc.loop import Loop, Timer
 
@@ -156,11 +156,16 @@ class Connection:
                 )
             )
         elif self._server_key is not None:
-            self._unproved_why = "; is this its public key, and does it have keys?"
+            self._unproved_why = (
+                "; is this its public key, as `mcctl keys list` shows it at the master, "
+                "and does it have keys?"
+            )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self.lose(Unwelcome(f"{self.endpoint} {NO_KEYS}"))
         else:
-            self._unproved_why = " before a word was said; it may have ended, or ask for keys"
+            self._unproved_why = (
+                f" before a word was said; it may have ended, or ask for keys: {GET_KEYS}"
+            )
 
     def _on_up(self) -> None:
         self.is_up = True

@@ -19,11 +19,11 @@ MONITORED: Final = (
 """What a channel wants to hear of its socket."""
 AT_ONCE_S: Final = 0.02
 """So long an answer is awaited without the loop's help; beats are too rare to miss it."""
-NO_KEYS: Final = (
-    "asks for keys, and this process has none: `mcctl keys generate NODE --role ROLE --authorize` on the master's host "
-    "makes one; set `security.key_file` and `security.master_key` (mcctl, whose role is admin: --key-file and "
-    "--master-key), see mc-deploy(7), Keys"
+GET_KEYS: Final = (
+    "`mcctl keys generate NODE --role ROLE --authorize` on the master's host makes one; set `security.key_file` and "
+    "`security.master_key` (mcctl, whose role is admin: --key-file and --master-key), see mc-deploy(7), Keys"
 )
+NO_KEYS: Final = f"asks for keys, and this process has none: {GET_KEYS}"
 
 
 def new_dealer(

@@ -34,7 +34,7 @@ ELSEWHERE = {
 }
 """By how they begin, and what runs them or what they lead to."""
 DEPLOYING = "mc-deploy.7"
-"""Needs many machines: tests/shipped/test_deploy_page.py runs its commands, tests/systemd what they start."""
+"""Needs many machines: tests/systemd/test_bare_machines.py follows it, tests/shipped checks the configs it writes."""
 DAEMONS = ("mc-master", "mc-cachenode", "mc-prefill", "mc-decode", "mc-gateway")
 FILES = ("weights.bin", "handbook.txt", "ARCHITECTURE.md")
 CHANGED = {

@@ -5,6 +5,7 @@ Cache node a has its segment on the tmpfs that a mount unit brings, b in systemd
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,7 +95,18 @@ def expect_blocks(machine: Machine, *units: str) -> None:
     assert found == NUM_BLOCKS * len(units)
 
 
-def _curl(max_tokens: int, *, stream: bool) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Whom to ask, with a tenant's key where it needs one."""
+
+    url: str = "http://127.0.0.1:8000"
+    key: str = ""
+
+
+LOCAL: Final = Api()
+
+
+def _curl(max_tokens: int, *, stream: bool, api: Api) -> list[str]:
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": PROMPT}],
@@ -106,22 +118,23 @@ def _curl(max_tokens: int, *, stream: bool) -> list[str]:
     return [
         *("curl", "--silent", "--show-error", "--fail", "--no-buffer", "--max-time", "120"),
         *("--header", "content-type: application/json", "--data", json.dumps(body)),
-        "http://127.0.0.1:8000/v1/chat/completions",
+        *("--header", f"authorization: Bearer {api.key}") * bool(api.key),
+        f"{api.url}/v1/chat/completions",
     ]
 
 
-def chat(machine: Machine, max_tokens: int = 8) -> dict[str, Any] | None:
+def chat(machine: Machine, max_tokens: int = 8, *, api: Api = LOCAL) -> dict[str, Any] | None:
     """None where it is refused."""
-    done = machine.run(*_curl(max_tokens, stream=False), fails=True)
+    done = machine.run(*_curl(max_tokens, stream=False, api=api), fails=True)
     return None if done.returncode else dict(json.loads(done.stdout))
 
 
-def expect_chat(machine: Machine, *, reuses: bool = True) -> str:
+def expect_chat(machine: Machine, *, reuses: bool = True, api: Api = LOCAL) -> str:
     """An answer, sooner or later; with `reuses` of one whose prompt's full blocks all came from the pool."""
     answers: list[dict[str, Any]] = []
 
     def is_answered() -> bool:
-        answer = chat(machine)
+        answer = chat(machine, api=api)
         if answer is not None:
             answers.append(answer)
         return answer is not None and (not reuses or _is_all_reused(answer))
@@ -140,12 +153,16 @@ def _is_all_reused(answer: dict[str, Any]) -> bool:
 class Streams:
     """Answers that are on their way while daemons come and go."""
 
-    def __init__(self, machine: Machine, folder: Path, num: int, max_tokens: int = 200) -> None:
+    def __init__(
+        self, machine: Machine, folder: Path, num: int, max_tokens: int = 200, *, api: Api = LOCAL
+    ) -> None:
         """Returns once all have begun."""
         self._files = [folder / f"answer-{number}" for number in range(num)]
         self._processes = []
         for file in self._files:
-            self._processes.append(machine.begin(*_curl(max_tokens, stream=True), out=file))
+            self._processes.append(
+                machine.begin(*_curl(max_tokens, stream=True, api=api), out=file)
+            )
         wait_for(lambda: all(self._pieces(file) for file in self._files), WAIT_S, "first tokens")
 
     def expect_all(self) -> None:

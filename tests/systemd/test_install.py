@@ -3,8 +3,28 @@
 All files of this folder share one machine, and run in this order: each test goes on from what the one before left.
 """
 
+import shutil
+
 from systemd.cluster import DECODE, GATEWAY, MASTER, NODE_A, PREFILL
 from systemd.machine import WHEELHOUSE, Machine, install, install_offline
+
+PAGE = "/man/man1/mcctl.1"
+"""/usr/local/man is a link on some."""
+_TYPED = "_TYPER_COMPLETE_ARGS=mcctl cluster re"
+COMPLETIONS = {
+    "bash": (
+        "share/bash-completion/completions/mcctl",
+        "COMP_WORDS=mcctl cluster re",
+        "COMP_CWORD=2",
+    ),
+    "zsh": ("share/zsh/site-functions/_mcctl", _TYPED),
+    "fish": (
+        "share/fish/vendor_completions.d/mcctl.fish",
+        _TYPED,
+        "_TYPER_COMPLETE_FISH_ACTION=get-args",
+    ),
+}
+"""Where each shell looks, and what its script asks with."""
 
 
 def test_what_is_wrong_is_said_before_anything_changes(machine: Machine, before: set[str]) -> None:
@@ -50,8 +70,12 @@ def test_it_installs_without_a_network(machine: Machine) -> None:
     assert machine.run("mcctl", "--version").stdout.strip()
     local = machine.root / "usr/local"
     assert (local / "share/man/man8/mc-cachenode.8").is_file()
-    completion = local / "share/bash-completion/completions/mcctl"
-    assert "_MCCTL_COMPLETE=complete_bash" in completion.read_text()
+    if shutil.which("man"):
+        assert machine.run("man", "--where", "mcctl").stdout.strip().endswith(PAGE)
+    for shell, (file, *given) in COMPLETIONS.items():
+        completes = f"_MCCTL_COMPLETE=complete_{shell}"
+        assert completes in (local / file).read_text()
+        assert "restart" in machine.run("env", completes, *given, "mcctl").stdout
     assert (local / "share/mooncake/grafana-dashboard.json").is_file()
     config = (machine.root / "etc/mooncake/mc-master.toml").stat()
     assert (config.st_mode & 0o777, config.st_uid) == (0o640, 0)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 from kit.daemon import wait_for
 from systemd.cluster import (
@@ -18,6 +19,7 @@ from systemd.cluster import (
     PREFILL,
     UNITS,
     WAIT_S,
+    Streams,
     blocks,
     config_file,
     expect_blocks,
@@ -34,6 +36,7 @@ from systemd.model import write_model
 
 MOUNT = "var-lib-mooncake-segments.mount"
 MAX_EXPOSURE = 2.0
+NUM_STREAMS = 4
 
 
 def test_target_brings_up_all_units_each_ready_when_it_serves(machine: Machine) -> None:
@@ -172,6 +175,16 @@ def test_wrong_config_is_refused_and_a_start_with_it_is_not_tried_again(machine:
     write_configs(machine)
     machine.run("systemctl", "start", NODE_A)
     expect_blocks(machine, NODE_A)
+
+
+def test_stop_of_the_target_answers_what_was_accepted(machine: Machine, tmp_path: Path) -> None:
+    streams = Streams(machine, tmp_path, NUM_STREAMS)
+    machine.run("systemctl", "stop", "mooncake.target", *UNITS)
+    streams.expect_all()
+    for unit in UNITS:
+        assert machine.show(unit, "ActiveState") == "inactive"
+        assert machine.show(unit, "Result") == "success", "ended by itself, within TimeoutStopSec"
+    assert re.search(r"segment kept .* blocks=[1-9]", machine.journal(NODE_A))
 
 
 def expect_line(machine: Machine, unit: str, words: str) -> None:
