@@ -42,7 +42,7 @@ COMMANDS: Final = {
     "topology": LazyCommand(
         "topology", "Cluster tree and data paths: show, discover, check, probe."
     ),
-    "node": LazyCommand("node", "The processes that joined: list, show, drain, undrain."),
+    "node": LazyCommand("node", "The processes that joined: list, show, drain, undrain, remove."),
     "segment": LazyCommand("segment", "Memory that cache nodes lend: list, add, remove."),
     "cache": LazyCommand(
         "cache", "KV blocks in the pool: list, show, locate, pin, replicate, move, flush, clear."

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from daemons.client.identity import open_client_identity
 from daemons.core.errors import ProtocolError
-from daemons.core.ids import BlockHash, NodeId
+from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message, Ok
 from daemons.protocol.block import (
@@ -32,6 +32,7 @@ from daemons.protocol.block import (
 from daemons.protocol.event import ReadEvents, ReadEventsReply
 from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.node import (
+    Leave,
     ListModels,
     ListModelsReply,
     ListNodes,
@@ -132,6 +133,10 @@ class ClusterClient:
     def move_blocks(self, chosen: BlockFilter, to: NodeId) -> ReplicateReply:
         """Copy what the filter matches to a node, and free it where it was, in the background."""
         return self._ask(MoveBlocks(filter=chosen, to=to), ReplicateReply)
+
+    def remove_node(self, node: NodeId, epoch: Epoch) -> None:
+        """Say goodbye for a life of it that is dead; one that lives joins again."""
+        self._ask(Leave(node=node, epoch=epoch), Ok)
 
     def drain_node(self, node: NodeId, *, is_draining: bool) -> None:
         """Begin or end it; `nodes` says how far it is."""

@@ -131,7 +131,7 @@ class Beat(Message, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """Clean goodbye of a drained node."""
+    """Clean goodbye of a drained node; an admin says it for one that is dead."""
 
     node: NodeId
     epoch: Epoch

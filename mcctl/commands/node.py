@@ -8,7 +8,7 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.config.costs import InstanceCosts
-from daemons.core.errors import NotFound
+from daemons.core.errors import Conflict, NotFound
 from daemons.core.ids import NodeId
 from daemons.core.units import format_count, format_duration, format_usage
 from daemons.protocol.address import address_of
@@ -73,13 +73,47 @@ def show(
     """
     settings = settings_of(context)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        listed = next((n for n in client.nodes().nodes if n.node.node == node), None)
-    if listed is None:
-        raise NotFound(f"no node {node} has joined; mcctl node list shows those that have")
+        listed = _find(client, node)
     if settings.output == "json":
         render.emit_json(listed)
     else:
         render.emit_facts(settings.output, facts_of(listed))
+
+
+@app.command()
+@prints(ListedNode)
+def remove(
+    context: typer.Context, node: Annotated[str, typer.Argument(help="One that is dead.")]
+) -> None:
+    """Forget a node that is dead, and its drain.
+
+    The master does so by itself in ten minutes, but for the drain. One that comes back joins anew.
+
+    \b
+    Example: mcctl node remove cachenode-2
+    """
+    settings = settings_of(context)
+    with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        listed = _find(client, node)
+        if listed.state != "dead":
+            raise Conflict(
+                f"node {node} is {listed.state}: stop it first; mcctl keys revoke cuts off one that does not stop"
+            )
+        if listed.is_draining:
+            client.drain_node(listed.node.node, is_draining=False)
+        client.remove_node(listed.node.node, listed.node.epoch)
+    if settings.output == "json":
+        render.emit_json(listed)
+    else:
+        render.emit_line(f"{node} is forgotten")
+
+
+def _find(client: ClusterClient, node: str) -> ListedNode:
+    """Raises NotFound."""
+    listed = next((each for each in client.nodes().nodes if each.node.node == node), None)
+    if listed is None:
+        raise NotFound(f"no node {node} has joined; mcctl node list shows those that have")
+    return listed
 
 
 def facts_of(listed: ListedNode) -> list[tuple[str, str]]:

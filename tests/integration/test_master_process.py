@@ -63,6 +63,7 @@ from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Loop, Subscriber, SyncClient
 from daemons.service.device_reports import DeviceReports, Instance
 from daemons.service.master_link import MasterLink
+from mcctl.main import main
 
 pytestmark = pytest.mark.timeout(60)
 NAMESPACE = b"n" * 16
@@ -801,6 +802,9 @@ def test_silent_node_is_suspect_then_dead_and_joins_again(
     stat = client.request(CacheStat())
     assert isinstance(stat, CacheStatReply)
     assert (stat.num_blocks, stat.num_replicas, stat.capacity_bytes) == (0, 0, 0)
+    remove = ["node", "remove", "c0", "--endpoint", client.channel.endpoint]
+    assert main(remove) == 0
+    assert main(remove) == 3, "it is forgotten"
     wait_blocks(client, loop, 4)
     assert states(client, loop) == {"c0": "alive"}
 

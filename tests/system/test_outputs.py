@@ -42,6 +42,7 @@ ELSEWHERE = {
     "service stop",
     "service restart",
     "service logs",
+    "node remove",
     "cache move",
     "cache replicate",
     "wait drained",
@@ -110,6 +111,7 @@ def of_the_cluster(prints: Prints, cluster: LocalCluster) -> None:
     prints("node list")
     prints("node costs")
     assert prints("node show", "cachenode")["node"]["role"] == "cachenode"
+    assert main(["node", "remove", "cachenode", "--endpoint", cluster.master]) == 4, "it lives"
     prints("topology show")
     prints("topology probe")
     prints("top", "--count", "2", "--interval", "0.1")

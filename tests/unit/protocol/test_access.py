@@ -8,7 +8,7 @@ from daemons.protocol.access import ALLOWED, refusal
 from daemons.protocol.base import Message
 from daemons.protocol.block import BlockFilter, ClearBlocks, Put
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
-from daemons.protocol.node import Join, NodeDescription, Role
+from daemons.protocol.node import Join, Leave, NodeDescription, Role
 
 
 def peer(role: KeyRole) -> AllowedKey:
@@ -50,6 +50,11 @@ def test_a_key_joins_as_its_own_node_and_role_only() -> None:
     assert refusal(join("m", "decode"), peer("decode"))
     assert refusal(join("n", "prefill"), peer("decode"))
     assert refusal(join("n", "gateway"), peer("admin"))
+
+
+def test_an_admin_says_goodbye_for_others_and_no_member_does() -> None:
+    leave = Leave(node=NodeId("other"), epoch=Epoch(1))
+    assert [role for role in KEY_ROLES if refusal(leave, peer(role)) is None] == ["admin"]
 
 
 def test_a_message_that_is_not_in_the_table_is_for_nobody() -> None:
