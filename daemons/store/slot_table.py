@@ -155,12 +155,15 @@ class SlotTable:
         return place
 
     def rank_near(self, host_id: HostId | None) -> NDArray[np.intp]:
-        """`rank` for a reader on this host."""
+        """`rank` for a reader on this host; a dropped slot is nobody's."""
         if host_id is None:
             return self.rank
         ranks = self._near.get(host_id)
         if ranks is None:
-            is_near = [slot is not None and slot.host_id == host_id for slot in self._slots]
+            is_near = [
+                slot is not None and not slot.is_dropped and slot.host_id == host_id
+                for slot in self._slots
+            ]
             ranks = self._near[host_id] = self.rank + np.array([*is_near, False], np.intp)
         return ranks
 

@@ -469,6 +469,15 @@ def test_idle_replicas_of_which_there_are_more_than_wanted_are_victims_first() -
     made.check_invariants()
 
 
+def test_what_a_dropped_node_held_is_found_by_nobody_on_its_host_either() -> None:
+    made = directory(N0, N1)
+    hashes = chain(1)
+    made.record_sealed(N1, SealedBlocks.pack(sealed(hashes)), now_s=0)
+    made.drop_node(N1)
+    assert matched(made, hashes, now_s=0, lease_s=0, near=HOSTS[N1]) == []
+    assert len(made.find_prefix(hashes, now_s=0)) == 0
+
+
 def test_victims_are_bounded_per_call() -> None:
     made = directory()
     made.record_sealed(N0, SealedBlocks.pack(sealed(chain(1))), now_s=1)
