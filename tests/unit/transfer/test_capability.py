@@ -1,10 +1,20 @@
+import random
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemons.protocol.segment import Grant, Strided
-from daemons.transfer.capability import BadCapability, CapabilityKey, Operation, encode_grant
+from daemons.transfer import capability
+from daemons.transfer.capability import (
+    MAX_RANGES,
+    BadCapability,
+    CapabilityKey,
+    Operation,
+    encode_grant,
+)
 from daemons.transfer.strided import contiguous
 
 
@@ -66,6 +76,25 @@ def test_strided_grants_open_parts_of_their_rows() -> None:
     ]
     assert all(accepts(key, grant, [r], operation="write") for r in ok)
     assert not any(accepts(key, grant, [r], operation="write") for r in bad)
+
+
+def test_hundreds_of_ranges_are_found_without_looking_at_each_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key, looks = CapabilityKey(7), Counter[bool]()
+    covers = capability._covers
+
+    def counted(granted: Strided, wanted: Strided) -> bool:
+        found = covers(granted, wanted)
+        looks[found] += 1
+        return found
+
+    monkeypatch.setattr(capability, "_covers", counted)
+    ranges = [contiguous(100 * number, 50) for number in range(MAX_RANGES)]
+    random.Random(1).shuffle(ranges)
+    grant = key.grant(1, ranges, "read", 60.0)
+    assert accepts(key, grant, [contiguous(100 * number + 49, 1) for number in range(MAX_RANGES)])
+    assert looks == {True: MAX_RANGES}
 
 
 def test_a_generation_word_must_be_granted_too() -> None:
