@@ -23,6 +23,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import ConfigError, Conflict, McError, Unavailable
 from mcctl import paths
 from mcctl.cluster.http_status import get_status
+from mcctl.cluster.incarnation import begin_above, keeps_blocks
 from mcctl.cluster.plan import (
     ClusterOptions,
     PlannedDaemon,
@@ -64,6 +65,8 @@ class LocalCluster:
         scratch = self._scratch(options)
         try:
             self.plan = plan_cluster(options, directory, scratch)
+            if keeps_blocks(options):
+                begin_above(paths.state_dir(), directory / "state")
         except BaseException:
             for path in scratch:
                 shutil.rmtree(path, ignore_errors=True)

@@ -47,7 +47,7 @@ class Daemon:
         def search() -> list[str]:
             return [m[1] for line in list(self.lines) if (m := re.search(pattern, line))]
 
-        wait_for(lambda: search() or self.process.poll() is not None, what=pattern)
+        wait_for(lambda: search() or self.process.poll() is not None, 60.0, what=pattern)
         assert search(), "".join(self.lines)
         return search()[-1]
 
