@@ -173,6 +173,7 @@ def of_files(prints: Prints, directory: Path, cluster: LocalCluster) -> None:
     prints("topology check")
     prints("simulate run", "chats", "--limit", "20")
     prints("simulate plan", "chats", "--limit", "20", "--nodes", "2")
+    prints("simulate compare", "--requests", "10", "--prefill", "2", "--decode", "2")
 
 
 def test_every_verb_prints_what_its_schema_says(
