@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Literal
 
 from daemons.core.ids import NodeId, RequestId
-from daemons.protocol.request import Candidate, ListedRequest, Plan, RequestDone, Schedule
+from daemons.protocol.request import Ahead, Candidate, ListedRequest, Plan, RequestDone, Schedule
 
 _MAX_WHY = 200
 
@@ -34,6 +34,7 @@ class LoggedRequest:
     actual_tbt_s: float | None = None
     why: str = ""
     is_cancelled: bool = False
+    ahead: list[Ahead] = field(default_factory=list)
 
     def listed(self, *, now_s: float) -> ListedRequest:
         return ListedRequest(
@@ -55,6 +56,7 @@ class LoggedRequest:
             actual_tbt_s=self.actual_tbt_s,
             is_guess=self.is_guess,
             is_cancelled=self.is_cancelled,
+            ahead=self.ahead,
         )
 
 
@@ -140,6 +142,12 @@ class RequestLog:
         if done.timing is not None and done.timing.first_token_s > 0:
             request.actual_ttft_s = done.timing.first_token_s
         return request
+
+    def went_ahead(self, request_id: RequestId, ahead: list[Ahead]) -> None:
+        """Its plan set this going."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.ahead = ahead
 
     def fail(self, request_id: RequestId, why: str) -> None:
         request = self._requests.get(request_id)

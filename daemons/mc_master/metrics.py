@@ -73,6 +73,12 @@ class MasterMetrics:
         self.spread_blocks = self._counter(
             "mc_master_blocks_spread", "Cold blocks that left a full node for one with room"
         )
+        self.staged_blocks = Counter(
+            "mc_master_blocks_staged_ahead",
+            "Blocks that nodes were told to bring up while the request that reads them was queued, by tier",
+            ["tier"],
+            registry=self.registry,
+        )
         self.plans = Counter(
             "mc_master_plans", "Plans by policy", ["policy"], registry=self.registry
         )

@@ -1,7 +1,7 @@
 """Schedule, RequestDone, ListRequests: matches the prefix, asks the Conductor, keeps account of what was promised."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from daemons.conductor.conductor import Served
@@ -12,10 +12,10 @@ from daemons.conductor.put_placement import PutNode, choose_put_target
 from daemons.conductor.request_log import Refused
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.errors import McError, Unavailable, family_of
-from daemons.core.ids import HostId, NodeId
+from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.mc_master.checks import MAX_TOKENS, check_schedule
 from daemons.mc_master.nodes.handlers import MembershipHandlers
-from daemons.mc_master.staging import slow_part, stage_ahead
+from daemons.mc_master.staging import ahead, slow_part, stage_ahead
 from daemons.mc_master.state import MasterState
 from daemons.protocol.base import Ok
 from daemons.protocol.lookup import Spares
@@ -37,8 +37,8 @@ from daemons.store.spares import spares_of
 
 log = logging.getLogger(__name__)
 
-OnUsed = Callable[[Rows, HostId | None], object]
-"""(rows of blocks that a request reads, where)"""
+OnUsed = Callable[[Rows, HostId | None], Sequence[BlockHash]]
+"""(rows of blocks that a request reads, where) -> those that become hotter with it, and get another copy"""
 RequestMessage = Schedule | RequestDone | ListRequests
 SETTLE_BEATS = 4
 """How long after a restart a model that nobody serves yet may still be one whose nodes are joining."""
@@ -96,9 +96,12 @@ class RequestHandlers:
         spares = spares_of(state.directory, taken, now_s=began_s)
         plan = self._plan(message, placement, taken.locations, spares)
         call.reply(plan)
-        stage_ahead(state, taken.locations, placement.predicted_ttft_s)
-        self._on_used(taken.rows, placement.prefill.host_id)
+        ahead_of_it = stage_ahead(state, taken.locations, placement.predicted_ttft_s)
+        risen = self._on_used(taken.rows, placement.prefill.host_id)
+        if risen:
+            ahead_of_it.append(ahead("replicated", risen))
         self._account(message, placement, plan, request)
+        state.requests.went_ahead(message.request_id, ahead_of_it)
         state.metrics.plan_seconds.observe(state.now_s() - began_s)
 
     def _refused(self, message: Schedule, request: PlacementRequest, error: McError) -> None:

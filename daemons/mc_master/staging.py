@@ -1,17 +1,20 @@
 """What lies below DRAM: how long it will take to come up, and that it begins while the request waits in its queue."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import StageAhead, Tier
 from daemons.protocol.packed import BlockLocations
+from daemons.protocol.request import Ahead
 from daemons.store.columns import Rows
 from daemons.store.slot_table import Place
 
 _SPARE_S: Final = 10.0
+_NAMED: Final = 8
+"""Blocks of each kind that a request keeps by name."""
 _BYTES_PER_S: Final[Mapping[Tier, float]] = {
     "device": 1e10,
     "dram": 1e10,
@@ -53,16 +56,32 @@ def _rate(state: MasterState, place: Place) -> float:
     return measured or _BYTES_PER_S[tier]
 
 
-def stage_ahead(state: MasterState, matched: BlockLocations, starts_in_s: float) -> None:
-    """Tell the nodes; best effort, for the reader asks for the same in any case."""
-    hashes_by_node: dict[NodeId, list[BlockHash]] = {}
+def stage_ahead(state: MasterState, matched: BlockLocations, starts_in_s: float) -> list[Ahead]:
+    """Tell the nodes; best effort, for the reader asks for the same in any case. What they were told."""
     if all(place.tier == "dram" for place in matched.places.values()):
-        return
+        return []
+    hashes_by_place: dict[Place, list[BlockHash]] = {}
     for location in matched.unpack():
         if location.tier != "dram":
-            hashes_by_node.setdefault(location.node, []).append(location.hash)
-    for node, hashes in hashes_by_node.items():
+            hashes_by_place.setdefault((location.node, location.tier), []).append(location.hash)
+    told = []
+    for (node, tier), hashes in hashes_by_place.items():
         member = state.membership.get(node)
-        if member is not None:
-            hold_ms = int(1000 * (min(starts_in_s, 60.0) + _SPARE_S))
-            state.out.notify(member, StageAhead(hashes=hashes, hold_ms=hold_ms))
+        hold_ms = int(1000 * (min(starts_in_s, 60.0) + _SPARE_S))
+        message = StageAhead(hashes=hashes, hold_ms=hold_ms)
+        if member is not None and state.out.notify(member, message):
+            state.metrics.staged_blocks.labels(tier).inc(len(hashes))
+            told.append(ahead("staged", hashes, node=node, tier=tier))
+    return told
+
+
+def ahead(
+    what: Literal["staged", "replicated"],
+    hashes: Sequence[BlockHash],
+    *,
+    node: NodeId | None = None,
+    tier: Tier | None = None,
+) -> Ahead:
+    """As `request explain` shows it."""
+    first = list(hashes[:_NAMED])
+    return Ahead(what=what, num_blocks=len(hashes), hashes=first, node=node, tier=tier)

@@ -6,6 +6,7 @@ import msgspec
 
 from daemons.core.ids import BlockHash, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.base import Message, Record
+from daemons.protocol.block import Tier
 from daemons.protocol.lookup import Spares
 from daemons.protocol.packed import BlockLocations
 from daemons.protocol.segment import DataAddress, Grant, RegionRef, Source
@@ -233,6 +234,19 @@ class ListRequests(Message, frozen=True, kw_only=True):
     limit: int = 50
 
 
+class Ahead(Record, frozen=True, kw_only=True):
+    """What the plan of a request set going beside it. `staged`: brought up from this tier of this node, while it was
+    queued; `replicated`: another copy, since so many read them, on a node that is chosen later.
+    """
+
+    what: Literal["staged", "replicated"]
+    num_blocks: int
+    hashes: list[BlockHash]
+    """The first of them."""
+    node: NodeId | None = None
+    tier: Tier | None = None
+
+
 class ListedRequest(Record, frozen=True, kw_only=True):
     """A rejected one has no instances, and a prediction only where it was rejected for that; `why` says it in words."""
 
@@ -257,6 +271,7 @@ class ListedRequest(Record, frozen=True, kw_only=True):
     """Its state is done, but its answer was given up before the end; `why` says by whom."""
     is_guess: bool = False
     """TTFT was predicted before the prefill instance had measured anything."""
+    ahead: list[Ahead] = msgspec.field(default_factory=list)
 
     @property
     def outcome(self) -> str:

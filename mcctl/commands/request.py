@@ -10,9 +10,9 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId
-from daemons.core.units import format_duration, format_size
+from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.node import Role
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request import Ahead, ListedRequest
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.gateway_url import gateway_url
@@ -27,6 +27,7 @@ app = new_app()
 
 _SILENCE_S = 120.0
 _GUESS = "; a guess: the prefill instance had not measured a prompt yet"
+_AHEAD = {"staged": "staged ahead", "replicated": "replicated"}
 _KEPT_REQUESTS = 1000
 """What a master lists at most."""
 
@@ -203,7 +204,7 @@ def explain(
     request_id: Annotated[str, typer.Argument(help="As in `request list`, or its beginning.")],
 ) -> None:
     """Why a recent request ran where it did, or was rejected. Every instance that was weighed, with the terms of its
-    prediction, and what the request took.
+    prediction, what the request took, and blocks that were staged while it was queued, or replicated for its heat.
 
     \b
     Example: mcctl request explain 7f3a
@@ -239,6 +240,7 @@ def _facts(request: ListedRequest) -> list[tuple[str, str]]:
         ("policy", request.policy),
         ("predicted", _times(request.predicted_ttft_s, request.predicted_tbt_s) + guess),
         ("took", _times(request.actual_ttft_s, request.actual_tbt_s)),
+        *((_AHEAD[ahead.what], ahead_text(ahead)) for ahead in request.ahead),
     ]
 
 
@@ -264,6 +266,14 @@ def weighed(request: ListedRequest, roles: Mapping[NodeId, Role]) -> list[Weighe
         )
         for candidate in request.candidates
     ]
+
+
+def ahead_text(ahead: Ahead) -> str:
+    """How many blocks, from where, and the first of them by name."""
+    where = "" if ahead.node is None else f" from the {ahead.tier} of {ahead.node}"
+    names = ", ".join(each.hex()[:8] for each in ahead.hashes)
+    more = ", ..." if ahead.num_blocks > len(ahead.hashes) else ""
+    return f"{format_count(ahead.num_blocks, 'block')}{where}: {names}{more}"
 
 
 def find(requests: Sequence[ListedRequest], request_id: str) -> ListedRequest:

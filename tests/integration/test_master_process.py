@@ -30,6 +30,8 @@ from daemons.protocol.block import (
     ListBlocks,
     ListBlocksReply,
     SealedBlock,
+    StageAhead,
+    Tier,
 )
 from daemons.protocol.event import BlocksRemoved, BlocksStored, ReadEvents, ReadEventsReply
 from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
@@ -277,7 +279,11 @@ class ScriptedNode:
         self.report([], hashes)
 
     def report(
-        self, new: list[SealedBlock], freed: list[BlockHash], bad: list[BlockHash] | None = None
+        self,
+        new: list[SealedBlock],
+        freed: list[BlockHash],
+        bad: list[BlockHash] | None = None,
+        tier: Tier = "dram",
     ) -> None:
         message = Report(
             node=self.description.node,
@@ -286,6 +292,7 @@ class ScriptedNode:
             sealed=SealedBlocks.pack(new),
             freed=freed,
             bad=bad or [],
+            tier=tier,
             used_bytes=BLOCK_BYTES * len(self.blocks),
             capacity_bytes=CAPACITY_BYTES,
         )
@@ -608,6 +615,31 @@ def test_bad_block_leaves_the_directory_and_is_called_bad(
     stat = ask(client, loop, CacheStat(), CacheStatReply)
     assert isinstance(stat, CacheStatReply)
     assert stat.num_evicted == 0
+
+
+def test_a_request_names_the_blocks_that_it_had_staged_and_replicated(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    cache, _, _ = trio(nodes)
+    low, hot = chain(10, seed=1), chain(3, seed=2)
+    cache.report(sealed(low), [], tier="ssd")
+    cache.seal(hot)
+    wait_blocks(client, loop, 13)
+    ask(client, loop, schedule(low, request_id="low"), Plan)
+    for number in range(20):  # as often as pool.hot_uses says
+        ask(client, loop, schedule(hot, request_id=f"hot-{number}"), Plan)
+    listed = ask(client, loop, ListRequests(), ListRequestsReply)
+    assert isinstance(listed, ListRequestsReply)
+    ahead = {each.request_id: each.ahead for each in listed.requests}
+    [staged] = ahead[RequestId("low")]
+    assert (staged.what, staged.node, staged.tier) == ("staged", "c0", "ssd")
+    assert (staged.num_blocks, staged.hashes) == (10, low[:8])
+    assert loop.run_until(lambda: any(isinstance(n, StageAhead) for n in cache.notices), 20)
+    [replicated] = ahead[RequestId("hot-19")]
+    assert (replicated.what, replicated.node) == ("replicated", None)
+    assert replicated.hashes == hot
+    assert not any(ahead[RequestId(f"hot-{number}")] for number in range(19))
+    assert 'mc_master_blocks_staged_ahead_total{tier="ssd"} 10.0' in master.metrics()
 
 
 def test_full_node_is_told_victims_and_leased_blocks_stay(

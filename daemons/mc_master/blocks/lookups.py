@@ -23,7 +23,7 @@ class Lookups:
     def __init__(self, state: MasterState, devices: DeviceTier) -> None:
         self._state = state
         self._devices = devices
-        self.on_used: OnUsed = lambda _rows, _near: None
+        self.on_used: OnUsed = lambda _rows, _near: ()
         """Called with the blocks of a look-up that leases them, and the host that will read them."""
 
     def match(self, call: Call, message: Match) -> None:

@@ -34,8 +34,8 @@ class HeatHandling:
         """With surplus replicas, and until when they are looked at."""
         self._next_spread_s = 0.0
 
-    def used(self, rows: Rows, near: HostId | None = None) -> None:
-        """A request reads the blocks of these rows, on this host."""
+    def used(self, rows: Rows, near: HostId | None = None) -> list[BlockHash]:
+        """A request reads the blocks of these rows, on this host; those that are to get another replica for it."""
         risen = self._window.use(rows)
         if risen:
             prefer = self._nodes_on(near)
@@ -43,6 +43,7 @@ class HeatHandling:
                 self._set(heat)
                 self._replicating.ask(heat.hash, prefer)
             self._state.metrics.heated_blocks.inc(len(risen))
+        return [heat.hash for heat in risen]
 
     def run_once(self) -> None:
         """A bounded piece; called often."""

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from daemons.core.errors import NotFound, Rejected
-from daemons.core.ids import NodeId, RequestId
-from daemons.protocol.request import Candidate, ListedRequest
-from mcctl.commands.request import _predicted, find, weighed
+from daemons.core.ids import BlockHash, NodeId, RequestId
+from daemons.protocol.request import Ahead, Candidate, ListedRequest
+from mcctl.commands.request import _predicted, ahead_text, find, weighed
 
 
 def candidate(node: str, total_s: float) -> Candidate:
@@ -58,3 +58,11 @@ def test_a_request_is_found_by_its_beginning() -> None:
         find(requests, "x")
     with pytest.raises(Rejected, match="3 recent requests"):
         find([*requests[:2], request("ac")], "a")
+
+
+def test_what_a_request_set_going_is_said_with_the_first_blocks() -> None:
+    names = [BlockHash(bytes([number] * 16)) for number in range(2)]
+    staged = Ahead(what="staged", num_blocks=3, hashes=names, node=NodeId("n0"), tier="ssd")
+    assert ahead_text(staged) == "3 blocks from the ssd of n0: 00000000, 01010101, ..."
+    replicated = Ahead(what="replicated", num_blocks=1, hashes=names[:1])
+    assert ahead_text(replicated) == "1 block: 00000000"
