@@ -34,8 +34,11 @@ class DayFile:
         try:
             self._open(day_of(self.wall()))
             is_full = 0 < self._max_bytes < self._num_bytes + len(data)
-            is_whole = not is_full and os.write(self._descriptor, data) == len(data)
+            num_written = 0 if is_full else os.write(self._descriptor, data)
+            is_whole = num_written == len(data)
             why = "the file of this day is full" if is_full else "no space"
+            if 0 < num_written < len(data):  # the next line would stand behind half of this one
+                os.ftruncate(self._descriptor, self._num_bytes)
         except OSError as error:
             is_whole, why = False, error.strerror or str(error)
         if is_whole:

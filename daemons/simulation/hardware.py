@@ -100,6 +100,11 @@ class HardwareProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """KV of so many tokens over an idle link."""
         return num_tokens * self.kv.bytes_per_token / self.bandwidth.network
 
+    def with_step_s(self, step_s: float) -> "HardwareProfile":
+        """The same with another time of a decode step."""
+        decode = msgspec.structs.replace(self.decode, step_s=step_s)
+        return msgspec.structs.replace(self, decode=decode)
+
     def storage_rates(self, tier: Tier) -> StorageRates:
         """Of a tier below DRAM."""
         return self.ssd if tier == "ssd" else self.object

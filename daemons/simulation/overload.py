@@ -27,6 +27,7 @@ def _plan(admission: str, tbt_slo_s: float) -> DisaggregatedPlan:
         ttft_slo_s=_TTFT_S,
         tbt_slo_s=tbt_slo_s,
         decode_slo_s=_TBT_S,
+        expects_siblings=False,
     )
 
 
