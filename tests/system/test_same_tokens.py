@@ -11,6 +11,7 @@ from kit.tokens import Answer, TokenClient, greedy, random_prompt
 
 from daemons.core.errors import Rejected
 from daemons.core.ids import NodeId
+from daemons.protocol.block import BlockFilter, ClearBlocks
 from daemons.protocol.request import SamplingParams
 from mcctl.cluster.plan import ClusterOptions, Tables
 from mcctl.cluster.processes import LocalCluster
@@ -100,6 +101,22 @@ def test_next_turn_reuses_the_answer_and_says_the_same(client: TokenClient) -> N
     assert again.num_reused > 200
     plain = client.generate(turn, NUM_TOKENS, cache="bypass", drafts=False)
     assert again.tokens == plain.tokens
+
+
+def test_what_the_pool_lost_is_put_there_again_by_the_instance_that_has_it(
+    client: TokenClient,
+) -> None:
+    prompt = random_prompt(73, 320, VOCAB_SIZE)
+    maker = client.generate(prompt, 1).plan.prefill.node
+    client.wait_sealed(prompt)
+    client.wait_on_device(prompt)
+    for node in (NodeId("cachenode"), NodeId("cachenode-2")):
+        client.master.request(ClearBlocks(filter=BlockFilter(node=node)), timeout_s=30)
+    longer = prompt + random_prompt(74, 70, VOCAB_SIZE)
+    again = client.generate(longer, NUM_TOKENS, exclude=PREFILLS - {maker})
+    assert (len(again.plan.matched), again.num_reused) == (0, 320)
+    client.wait_sealed(longer)
+    assert again.tokens == client.generate(longer, NUM_TOKENS, exclude={maker}).tokens
 
 
 def test_a_plan_of_another_prompt_is_refused(client: TokenClient) -> None:
