@@ -266,6 +266,11 @@ class InstanceTable:
         self.context_tokens[row, slot] = 0
         self.first_end_s[row] = self.ends_s[row].min()
 
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert (self.first_end_s == self.ends_s.min(axis=1)).all()
+        assert (self.all_context_tokens == self.context_tokens.sum(axis=1)).all()
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _grouped(self) -> dict[tuple[str, bytes, InstanceRole, NodeState], Rows]:
