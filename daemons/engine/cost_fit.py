@@ -23,39 +23,43 @@ _STEP_SCALE = np.array([1.0, 1e-1, 1e-4])
 Floats = NDArray[np.float64]
 
 
-class _Fit:
-    """None of the three coefficients is negative."""
+class LeastSquares:
+    """None of the coefficients is negative."""
 
-    def __init__(self, scale: Floats, alone: int) -> None:
-        """`alone`: the coefficient that is fitted while there are too few samples for all."""
+    def __init__(self, scale: Floats, alone: int, decay: float = _DECAY) -> None:
+        """`scale`: keeps the columns of like size. `alone`: the coefficient that is fitted while there are too few
+        samples for all.
+        """
         self._scale = scale
         self._alone = alone
-        self._normal = np.zeros((3, 3))
-        self._moment = np.zeros(3)
+        self._decay = decay
+        self._normal = np.zeros((len(scale), len(scale)))
+        self._moment = np.zeros(len(scale))
         self.num_samples = 0
 
-    def add(self, columns: tuple[float, float, float], elapsed_s: float) -> None:
+    def add(self, columns: tuple[float, ...], elapsed_s: float) -> None:
         row = np.array(columns) * self._scale
-        self._normal = self._normal * _DECAY + np.outer(row, row)
-        self._moment = self._moment * _DECAY + row * elapsed_s
+        self._normal = self._normal * self._decay + np.outer(row, row)
+        self._moment = self._moment * self._decay + row * elapsed_s
         self.num_samples += 1
 
-    def coefficients(self) -> tuple[float, float, float]:
+    def coefficients(self) -> tuple[float, ...]:
         """Zeros until measured. One that would come out negative is dropped and the others are fitted again."""
+        zeros = np.zeros(len(self._scale))
         if not self.num_samples:
-            return (0.0, 0.0, 0.0)
-        active = [0, 1, 2] if self.num_samples >= 3 else [self._alone]
+            return tuple(zeros.tolist())
+        every = list(range(len(self._scale)))
+        active = every if self.num_samples >= len(every) else [self._alone]
         while active:
             block = self._normal[np.ix_(active, active)]
             ridge = np.eye(len(active)) * _RIDGE * max(1.0, float(np.trace(block)))
             solved = np.linalg.solve(block + ridge, self._moment[active])
             worst = int(np.argmin(solved))
             if solved[worst] >= 0:
-                full = np.zeros(3)
-                full[active] = solved * self._scale[active]
-                return (float(full[0]), float(full[1]), float(full[2]))
+                zeros[active] = solved * self._scale[active]
+                break
             del active[worst]
-        return (0.0, 0.0, 0.0)
+        return tuple(zeros.tolist())
 
 
 class CostFit:
@@ -64,7 +68,7 @@ class CostFit:
     """
 
     def __init__(self) -> None:
-        self._fit = _Fit(_PREFILL_SCALE, alone=1)
+        self._fit = LeastSquares(_PREFILL_SCALE, alone=1)
         self._pace = 1.0
 
     @property
@@ -90,7 +94,7 @@ class StepFit:
     """Feed it measured decode steps."""
 
     def __init__(self) -> None:
-        self._fit = _Fit(_STEP_SCALE, alone=0)
+        self._fit = LeastSquares(_STEP_SCALE, alone=0)
 
     def observe(self, num_sequences: int, context_tokens: int, elapsed_s: float) -> None:
         """One step of so many sequences, which have so many tokens of context together."""
@@ -98,4 +102,5 @@ class StepFit:
 
     def coefficients(self) -> tuple[float, float, float]:
         """(fixed_s, sequence_s, context_token_s), none negative; zeros until measured."""
-        return self._fit.coefficients()
+        fixed_s, sequence_s, context_token_s = self._fit.coefficients()
+        return fixed_s, sequence_s, context_token_s

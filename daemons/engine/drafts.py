@@ -18,11 +18,11 @@ MAX_CAUGHT_UP: Final = 512
 """Tokens of a prompt that one look-up takes in: half a millisecond."""
 _TOKEN_BITS: Final = 20
 
-_FIRST_CHANCE: Final = {LONG: 0.5, SHORT: 0.3}
-"""That a token of a draft is right, before anything is known."""
+FIRST_CHANCE: Final = {LONG: 0.3, SHORT: 0.2}
+"""That a token of a draft is right, before anything is known, by tokens that were alike."""
 _WEIGHT: Final = 0.2
 """Of the newest token in a chance."""
-_FIRST_REST: Final = 4
+_FIRST_REST: Final = 8
 _MAX_REST: Final = 64
 """Guesses that are not tried, after one that did not pay and failed, before one is: twice as many each time."""
 
@@ -73,10 +73,11 @@ def _key(tokens: Sequence[int], end: int, length: int) -> int:
 class Drafter:
     """Of one sequence: what it may guess, and how often it was right."""
 
-    index: NgramIndex = field(default_factory=NgramIndex)
-    chances: dict[int, float] = field(default_factory=lambda: dict(_FIRST_CHANCE))
+    chances: dict[int, float] = field(default_factory=lambda: dict(FIRST_CHANCE))
     """By tokens that were alike."""
-    _alike: int = LONG
+    index: NgramIndex = field(default_factory=NgramIndex)
+    alike: int = LONG
+    """Of the present guess."""
     _start: int | None = None
     _rest: int = _FIRST_REST
     _num_untried: int = 0
@@ -84,12 +85,12 @@ class Drafter:
     @property
     def chance(self) -> float:
         """That the next token of the present guess is right, given that those before it were."""
-        return self.chances[self._alike]
+        return self.chances[self.alike]
 
     def look(self, tokens: Sequence[int]) -> bool:
         """Whether there is a guess of what follows `tokens`. Call it once a step."""
         found = self.index.find(tokens)
-        self._start, self._alike = found or (None, LONG)
+        self._start, self.alike = found or (None, LONG)
         return found is not None
 
     def is_due(self) -> bool:
@@ -107,12 +108,12 @@ class Drafter:
 
     def learn(self, num_drafts: int, num_right: int) -> None:
         """What became of a draft."""
-        chance = self.chances[self._alike]
+        chance = self.chances[self.alike]
         for _ in range(num_right):
             chance += _WEIGHT * (1 - chance)
         if num_right < num_drafts:
             chance -= _WEIGHT * chance
-        self.chances[self._alike] = chance
+        self.chances[self.alike] = chance
         if self._num_untried > self._rest or num_right:
             self._rest = _FIRST_REST if num_right else min(2 * self._rest, _MAX_REST)
             self._num_untried = 0

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from daemons.engine.attention import Attention
-from daemons.engine.decode_attention import DecodeAttention, Run, Span, run_views
-from daemons.engine.decode_forms import POSITIONS, DecodeForm, RowProbe, choose_forms
+from daemons.engine.decode_attention import DecodeAttention, Span
+from daemons.engine.decode_forms import POSITIONS
 from daemons.engine.geometry import KvDtype, KvGeometry
 from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models.config import DecoderConfig, RopeConfig
@@ -13,8 +13,6 @@ from daemons.engine.models.config import DecoderConfig, RopeConfig
 CONFIG = DecoderConfig(
     1, 96, 6, 2, 16, 9, 1024, 1e-5, RopeConfig(10000.0), False, False, ()
 )  # 6 query heads on 2 key heads of 16
-FUSED = DecodeForm(2, 3, 16, 8, 64, is_fused=True)
-BY_HEAD = DecodeForm(2, 3, 16, 4, 64, is_fused=False)
 
 
 @pytest.fixture(autouse=True)
@@ -30,23 +28,6 @@ def slot() -> KvSlot:
     slot = KvArena(KvGeometry(1, 2, 16, "float32"), 1024).allocate(1024)
     slot.kv.normal_()
     return slot
-
-
-@pytest.mark.parametrize("form", [FUSED, BY_HEAD])
-@pytest.mark.parametrize("position", [0, 63, 64, 700])
-def test_a_form_attends_as_defined(form: DecodeForm, position: int, slot: KvSlot) -> None:
-    q = torch.randn(1, 6, 16)
-    calls = form.new_queries(1, slot.kv)
-    form.by_head(calls).copy_(q.view(1, 2, 3, 16))
-    num_keys = form.num_keys(position)
-    assert position < num_keys <= position + 64
-    mask = torch.zeros(form.num_rows, num_keys)
-    mask[:, position + 1 :] = float("-inf")
-    ((keys, values),) = run_views(form, slot.kv.view(-1, 2, 16), Run(slot, 1, 0, num_keys))
-    out = form.by_head(form.attend(calls, keys, values, mask)).reshape(6, 16)
-    for head in range(6):
-        weights = (slot.keys[0][: position + 1, head // 3] @ q[0, head] / 4).softmax(dim=0)
-        torch.testing.assert_close(out[head], weights @ slot.values[0][: position + 1, head // 3])
 
 
 def test_rows_cross_key_grids_as_in_their_chunk(slot: KvSlot) -> None:
@@ -113,23 +94,3 @@ def test_positions_that_share_a_call_equal_positions_alone(dtype: KvDtype) -> No
             alone = decoding.step([Span(span.slot, position)]).attend(0, q[one], k[one], v[one])[0]
             assert torch.equal(together[row], alone), (span.num_positions, position)
             row += 1
-
-
-def test_where_no_cheaper_form_agrees_rows_run_as_in_a_chunk(
-    slot: KvSlot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attention = Attention(CONFIG, KvArena(slot.geometry, 256), 256)
-    monkeypatch.setattr(RowProbe, "passes", lambda *_: False)
-    forms = choose_forms(CONFIG, attention, slot.kv)
-    assert list(forms) == [1]
-    form = forms[1]
-    assert (form.is_fused, form.key_grid) == (False, 256)
-    assert form.num_rows == attention.rows_to_run(3)
-
-
-def test_a_probe_sees_another_order_of_keys(slot: KvSlot) -> None:
-    probe = RowProbe(2, 3, 16, 320, slot.kv)
-    probe._k, probe._v = probe._k.clone(), probe._v.clone()
-    order = torch.cat((torch.arange(320).flip(0), torch.arange(320, 512)))
-    probe._k, probe._v = probe._k[order], probe._v[order]
-    assert not probe.passes(DecodeForm(2, 3, 16, 4, 256, is_fused=False))
