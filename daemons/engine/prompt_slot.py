@@ -4,11 +4,17 @@ What is kept never stands in the way: an idle slot is given up as soon as a prom
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from daemons.core.errors import Exhausted
 from daemons.engine.base import Arena
 from daemons.engine.retained import Found, Retained, RetainedSlots
 from daemons.engine.slots import Slot
+
+_LITTLE: Final = 8
+"""What else is in a slot is little up to so small a part of what is taken from there: copying that much takes longer
+than making the rest again, or loading it from the pool.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +38,9 @@ def give_slot(
         return None if slot is None else Given(slot)
     entry = found.entry
     fits = entry.slot.capacity_tokens >= num_tokens
+    may_go_on = fits and _may_go_on(found)
     retained.hold(entry)
-    if found.is_whole and fits:
+    if may_go_on:
         return _go_on_in(arena, retained, found)
     slot = _allocate(arena, retained, num_tokens)
     if slot is not None:
@@ -43,6 +50,12 @@ def give_slot(
     retained.let_go(entry)
     slot = _allocate(arena, retained, num_tokens)
     return None if slot is None else Given(slot)
+
+
+def _may_go_on(found: Found) -> bool:
+    """Whether the prompt takes the slot itself: nobody uses it, and what else is in it is little, and given up."""
+    rest = len(found.entry.hashes) - found.num_blocks
+    return found.is_whole or (found.entry.is_idle and rest <= found.num_blocks // _LITTLE)
 
 
 def _go_on_in(arena: Arena, retained: RetainedSlots, found: Found) -> Given:

@@ -96,6 +96,7 @@ def open_torch(
     geometry = read_geometry(model_dir, engine.dtype, engine.block_tokens)
     num_tokens = capacity_tokens(engine, geometry)
     memory = allocate_shared("mooncake-kv", KvArena.arena_bytes(geometry, num_tokens))
+    memory.populate()
     region = transfer.register(memory)
     generations = GenerationTable(transfer, engine.max_sequences)
     is_host = engine.device == "cpu"

@@ -1,7 +1,7 @@
 """The device tier of a prefill node: where a prompt gets its slot, what stays in it afterwards. Loop thread only.
 
-A prompt whose prefix is the whole of an idle slot goes on in that slot; else the prefix is copied into a slot of its
-own (engine/prompt_slot.py).
+A prompt whose prefix is all of an idle slot, or nearly all, goes on in that slot; else the prefix is copied into a slot
+of its own (engine/prompt_slot.py).
 """
 
 from bisect import insort

@@ -129,8 +129,9 @@ class RetainedMachine(RuleBasedStateMachine):
         hashes = chain(name, length, shared)
         kept = self.arena.kept
         found = kept.find(hashes, length)
-        if found is not None and found.is_whole:
+        if found is not None and found.entry.is_idle:
             kept.hold(found.entry)
+            kept.cut(found.entry, found.num_blocks)
             kept.extend(found.entry, hashes, now_s=2.0)
             self.users.append(found.entry)
         elif len(self.users) < 10:

@@ -65,6 +65,29 @@ def test_a_longer_prompt_copies_its_beginning_and_the_shorter_slot_then_goes(
     assert len(keeping.told.held) == 4
 
 
+def branching(bench: Bench, num_shared: int) -> Job:
+    """A prompt that begins like all others here, and then goes its own way."""
+    tokens = [1] * num_shared + [2] * 60
+    return serve(bench, 0, tokens=tokens, hashes=block_hashes(NAMESPACE, tokens, 64))
+
+
+def test_a_prompt_goes_on_in_a_slot_that_has_little_else(keeping: Bench) -> None:
+    serve(keeping, 600)
+    again = branching(keeping, 512)
+    assert again.reused is not None
+    assert (again.reused.num_held, again.reused.copy) == (8, None)
+    assert (keeping.arena.num_live, len(keeping.told.held)) == (1, 8), "its ninth block is gone"
+
+
+def test_a_prompt_leaves_a_slot_alone_that_has_more(keeping: Bench) -> None:
+    serve(keeping, 300)
+    again = branching(keeping, 192)
+    assert again.reused is not None
+    assert again.reused.num_held == 3
+    assert again.reused.copy is not None
+    assert len(keeping.told.held) == 4
+
+
 def test_a_whole_prompt_again_leaves_its_last_token_to_the_model(keeping: Bench) -> None:
     serve(keeping, 192)
     again = serve(keeping, 192)

@@ -1,5 +1,7 @@
 import fcntl
 import os
+import platform
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,20 @@ def test_anonymous_shared_memory_cannot_shrink() -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(memory.fd, 4096)
     memory.close()
+
+
+def test_populated_memory_is_mapped_and_keeps_its_bytes() -> None:
+    memory = allocate_shared("test", 64 * 4096)
+    memory.array[5 * 4096] = 7
+    memory.populate()
+    assert (memory.array[5 * 4096], memory.array.sum()) == (7, 7)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for page in range(64):
+        memory.array[page * 4096] = 1
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    memory.close()
+    if tuple(map(int, platform.release().split(".")[:2])) >= (5, 14):
+        assert faults < 32
 
 
 def test_file_is_fully_allocated_and_goes_with_close(tmp_path: Path) -> None:
