@@ -4,11 +4,14 @@ A row's result must not depend on how many rows share the call. The fused kernel
 of rows whose products round differently when a block is short: measured with torch 2.13 on
 AVX-512, head_dim 64 from 4 rows on is equal, 128 in float32 needs 6, 80 in bfloat16 more than
 40. So, as in linear.py, row counts are tried once and only good ones run. Keys are padded to the
-chunk grid: in float32 other lengths round differently.
+chunk grid, as in float32 other lengths may round differently; the last rows of a prompt read them
+up to a finer grid only, where that was tried to be equal.
 
 Rows run last position first: the mask of each is then that of the row before it moved by one, so
 a view of a single line of memory serves all, which a cache keeps (5 % of a long prompt).
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
@@ -21,6 +24,7 @@ from daemons.engine.probe_record import recall
 from daemons.engine.slots import round_up
 
 PROBE_CHUNKS = (0, 1, 4)  # keys before the rows, in chunks: the kernel splits keys every 512
+FINE_KEYS = 64  # a power of two below a chunk, and what decode forms try too
 
 
 class Attention:
@@ -33,6 +37,11 @@ class Attention:
             tuple[int, ...],
             lambda: try_rows(config.head_dim, arena.rows),
         )
+        self._fine_rows = recall(
+            f"attention keys {config.head_dim}",
+            tuple[int, ...],
+            lambda: try_fine_rows(config.head_dim, arena.rows, self._good_rows),
+        )
 
     def rows_to_run(self, num_rows: int) -> int:
         """The smallest good row count that holds `num_rows`."""
@@ -40,8 +49,9 @@ class Attention:
 
     def chunk(self, q: torch.Tensor, slot: KvSlot, layer: int, end: int) -> torch.Tensor:
         """Rows [row, head, d] of positions end - 1, end - 2, ... over all keys of their chunk."""
-        num_rows, num_keys = q.shape[0], round_up(end)
+        num_rows = q.shape[0]
         rows = self.rows_to_run(num_rows)
+        num_keys = -(-end // FINE_KEYS) * FINE_KEYS if rows in self._fine_rows else round_up(end)
         if rows != num_rows:
             q = functional.pad(q, (0, 0, 0, 0, 0, rows - num_rows))
         keys, values = slot.attention_views(num_keys)[layer]
@@ -90,6 +100,32 @@ def try_rows(head_dim: int, like: torch.Tensor) -> tuple[int, ...]:
                 expected[:, :, :rows],
             )
         }
+    return tuple(sorted(good))
+
+
+def try_fine_rows(head_dim: int, like: torch.Tensor, good_rows: Sequence[int]) -> tuple[int, ...]:
+    """Of these row counts, those whose rows are equal, bit for bit, where keys end soon behind them in their chunk."""
+    masks = Masks((1 + max(PROBE_CHUNKS)) * CHUNK_TOKENS, like)
+    good = set(good_rows)
+    for chunks in PROBE_CHUNKS:
+        num_keys = (chunks + 1) * CHUNK_TOKENS
+        for end in range(num_keys - CHUNK_TOKENS + FINE_KEYS, num_keys, FINE_KEYS):
+            q, k, v = cancelling_probe(head_dim, end, like)
+            whole_k, whole_v = (
+                functional.pad(x, (0, 0, 0, num_keys - end), value=1) for x in (k, v)
+            )
+            mask = masks.rows(end, CHUNK_TOKENS, num_keys)
+            expected = functional.scaled_dot_product_attention(q, whole_k, whole_v, attn_mask=mask)
+            good = {
+                rows
+                for rows in good
+                if torch.equal(
+                    functional.scaled_dot_product_attention(
+                        q[:, :, :rows], k, v, attn_mask=masks.rows(end, rows, end)
+                    ),
+                    expected[:, :, :rows],
+                )
+            }
     return tuple(sorted(good))
 
 

@@ -83,10 +83,26 @@ def find_differences(
                 if not (same and same_kv(part, whole, 0, num_tokens)):
                     reuse = f"a prefix of {split} tokens, reused, changes the rest of {num_tokens}"
         num_steps = BRIEF_STEPS if is_brief else DECODE_STEPS
+        if reuse is None and not is_brief:
+            reuse = find_length_difference(runner, tokens, whole, part)
         decode = find_decode_difference(runner, tokens, (whole, part), logits, num_steps)
         lengths = possible_draft_lengths(runner)[-1 if is_brief else 0 :]
         drafted = decode or find_draft_difference(runner, tokens, (whole, part), lengths)
         return reuse, decode, drafted
+
+
+def find_length_difference(
+    runner: Runner, tokens: list[int], whole: KvSlot, part: KvSlot
+) -> str | None:
+    """The last rows of a shorter prompt, whose keys end soon behind them, against the same rows amid their chunk."""
+    end = CHUNK_TOKENS + KEY_GRIDS[0]
+    if end >= len(tokens):
+        return None
+    copy_prefix(part, whole, CHUNK_TOKENS)
+    runner.prefill(part, tokens[:end], CHUNK_TOKENS)
+    if same_kv(part, whole, CHUNK_TOKENS, end):
+        return None
+    return f"the KV of {end} tokens is other than that of the first {end} of {len(tokens)}"
 
 
 def find_decode_difference(

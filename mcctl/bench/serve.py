@@ -176,11 +176,13 @@ class ServeBench:
         for repeat in range(1, self.plan.repeats + 1):
             self.progress(f"decode, batch {batch}, repeat {repeat}")
             self._first_tokens(prompts)
-            drafted, plain = (self._together(prompts, drafts=drafts) for drafts in (True, False))
+            # In turns: whichever comes first may still share the machine with the prompts' way into the pool.
+            order = (True, False) if repeat % 2 else (False, True)
+            timed = {drafts: self._together(prompts, drafts=drafts) for drafts in order}
             yield _Decoded(
-                joint_rate(drafted),
-                joint_rate(plain),
-                tokens_a_step([answer for _, answer in drafted]),
+                joint_rate(timed[True]),
+                joint_rate(timed[False]),
+                tokens_a_step([answer for _, answer in timed[True]]),
             )
             if self.oracle is not None:
                 self.oracle.decode(batch)

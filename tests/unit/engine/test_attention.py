@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from daemons.engine.attention import Attention, Masks
+from daemons.engine.attention import FINE_KEYS, Attention, Masks
 from daemons.engine.decode_attention import DecodeAttention, Span
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.kv_arena import KvArena
@@ -45,6 +45,22 @@ def test_rows_of_any_company_agree(head_dim: int, group: int, dtype: str) -> Non
         step = decoding.step([Span(slot, position)])
         out = step.attend(0, q[row : row + 1], kept[:1], kept[1:])
         assert torch.equal(out[0], whole[row])
+
+
+@pytest.mark.parametrize("end", [257, 300, 320, 321, 448, 767])
+def test_keys_end_soon_behind_the_last_rows_and_change_no_bit(end: int) -> None:
+    torch.manual_seed(0)
+    arena = KvArena(KvGeometry(1, 2, 64, "bfloat16"), 768)
+    config = DecoderConfig(1, 256, 4, 2, 64, 9, 768, 1e-5, ROPE, False, False, ())
+    attention, slot = Attention(config, arena, 768), arena.allocate(768)
+    slot.kv.normal_()
+    q = (5 * torch.randn(256, 4, 64)).to(slot.kv.dtype)
+    short = attention.chunk(q[:64], slot, 0, end)
+    if attention._fine_rows:
+        assert slot._viewed_tokens - end < FINE_KEYS
+    attention._fine_rows = ()
+    assert torch.equal(attention.chunk(q[:64], slot, 0, end), short)
+    assert slot._viewed_tokens % 256 == 0
 
 
 def test_attention_equals_the_definition() -> None:

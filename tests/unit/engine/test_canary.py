@@ -58,6 +58,20 @@ def test_canary_sees_prefill_that_depends_on_where_it_starts(make_tiny: Any) -> 
     assert "reused" in (result.reason or "")
 
 
+def test_canary_sees_prompts_whose_length_shows_in_their_kv(make_tiny: Any) -> None:
+    def spoil(runner: Runner) -> None:
+        forward = runner.model.forward
+
+        def wrong(tokens: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
+            return forward(tokens + (positions.max() == 319), positions, attend)
+
+        runner.model.forward = wrong  # type: ignore[method-assign]
+
+    result = run_canary(spoiled(make_tiny("qwen2").path, spoil))
+    assert not result.reuse_equal
+    assert "first 320 of 397" in (result.reason or "")
+
+
 def test_canary_sees_decode_that_depends_on_its_batch(make_tiny: Any) -> None:
     def spoil(runner: Runner) -> None:
         decode = runner.decode
