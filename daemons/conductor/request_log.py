@@ -35,6 +35,9 @@ class LoggedRequest:
     why: str = ""
     is_cancelled: bool = False
     ahead: list[Ahead] = field(default_factory=list)
+    num_decode_steps: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def listed(self, *, now_s: float) -> ListedRequest:
         return ListedRequest(
@@ -57,6 +60,9 @@ class LoggedRequest:
             is_guess=self.is_guess,
             is_cancelled=self.is_cancelled,
             ahead=self.ahead,
+            num_decode_steps=self.num_decode_steps,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )
 
 
@@ -139,8 +145,11 @@ class RequestLog:
         request.why = done.why[:_MAX_WHY]
         request.num_generated_tokens = done.num_generated_tokens
         request.actual_tbt_s = tbt_s
-        if done.timing is not None and done.timing.first_token_s > 0:
-            request.actual_ttft_s = done.timing.first_token_s
+        if done.timing is not None:
+            request.actual_ttft_s = done.timing.first_token_s or request.actual_ttft_s
+            request.num_decode_steps = done.timing.decode_steps
+            request.num_drafted_tokens = done.timing.drafted_tokens
+            request.num_accepted_tokens = done.timing.accepted_tokens
         return request
 
     def went_ahead(self, request_id: RequestId, ahead: list[Ahead]) -> None:

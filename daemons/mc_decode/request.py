@@ -42,6 +42,9 @@ class Request:
     """Answer so far."""
     num_steps: int = 0
     """Of decode; fewer than tokens where drafts were right."""
+    num_drafts: int = 0
+    """Tokens that were guessed and tried in these steps."""
+    num_right: int = 0
     first_token_s: float = 0.0
     filled_s: float = 0.0
     num_published: int = 0
@@ -88,6 +91,8 @@ class Request:
             handoff_s=max(0.0, self.filled_s - self.first_token_s),
             decode_s=max(0.0, now_s - self.filled_s) if self.filled_s else 0.0,
             decode_steps=self.num_steps,
+            drafted_tokens=self.num_drafts,
+            accepted_tokens=self.num_right,
             pulled_bytes=self.pulled_bytes,
             loaded_bytes=theirs.loaded_bytes + (0 if self.load is None else self.load.loaded_bytes),
         )

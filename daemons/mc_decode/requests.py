@@ -130,6 +130,8 @@ class Requests:
         for step in steps:
             if step.request.state == "decoding":
                 step.request.num_steps += 1
+                step.request.num_drafts += step.num_drafts
+                step.request.num_right += step.num_right
                 self._take_tokens(step.request, step.tokens, step.finish)
 
     def _learn_step(self, steps: Sequence[Stepped], elapsed_s: float) -> None:

@@ -134,6 +134,10 @@ class Timing(Record, frozen=True, kw_only=True):
     decode_s: float = 0.0
     decode_steps: int = 0
     """Steps of decode that made its tokens; fewer than tokens where drafts were right. 0: not said."""
+    drafted_tokens: int = 0
+    """Tokens that decode guessed and tried."""
+    accepted_tokens: int = 0
+    """Of these, those that were right, each without a step of its own."""
     pulled_bytes: int = 0
     """prefill -> decode"""
     loaded_bytes: int = 0
@@ -272,6 +276,11 @@ class ListedRequest(Record, frozen=True, kw_only=True):
     is_guess: bool = False
     """TTFT was predicted before the prefill instance had measured anything."""
     ahead: list[Ahead] = msgspec.field(default_factory=list)
+    num_decode_steps: int = 0
+    """0: not known."""
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of the drafted ones."""
 
     @property
     def outcome(self) -> str:

@@ -84,6 +84,9 @@ def send(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Neither reuse KV nor keep it.")
     ] = False,
+    no_drafts: Annotated[
+        bool, typer.Option("--no-drafts", help="One token a step of decode: slower, says the same.")
+    ] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="The text is a whole prompt, not a chat message.")
     ] = False,
@@ -107,6 +110,8 @@ def send(
         body["seed"] = seed
     if no_cache:
         body["kv_cache"] = "bypass"
+    if no_drafts:
+        body["drafts"] = False
     is_json = settings.output == "json"
     where = gateway_url(settings, url)
     silence_s = max(_SILENCE_S, settings.wait_s)
@@ -240,6 +245,7 @@ def _facts(request: ListedRequest) -> list[tuple[str, str]]:
         ("policy", request.policy),
         ("predicted", _times(request.predicted_ttft_s, request.predicted_tbt_s) + guess),
         ("took", _times(request.actual_ttft_s, request.actual_tbt_s)),
+        ("decode", _decoded(request)),
         *((_AHEAD[ahead.what], ahead_text(ahead)) for ahead in request.ahead),
     ]
 
@@ -336,6 +342,13 @@ def _times(ttft_s: float | None, tbt_s: float | None) -> str:
         return "-"
     between = "" if tbt_s is None else f", then {format_duration(tbt_s)} between tokens"
     return f"{format_duration(ttft_s)} to the first token{between}"
+
+
+def _decoded(request: ListedRequest) -> str:
+    if not request.num_decode_steps:
+        return "-"
+    drafts = f"{request.num_drafted_tokens} tokens guessed, {request.num_accepted_tokens} right"
+    return f"{request.num_generated_tokens} tokens, {request.num_decode_steps} steps; {drafts}"
 
 
 def _seconds(value: float | None) -> str:

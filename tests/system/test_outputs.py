@@ -96,10 +96,11 @@ class Prints:
 
 def of_requests(prints: Prints, cluster: LocalCluster, model: Path) -> None:
     text = "keep the light burning " * 12
-    for _ in range(2):
-        prints("request send", "--prompt", text, "--max-tokens", "3", "--url", cluster.url)
+    for drafts in ((), ("--no-drafts",)):
+        prints("request send", "--prompt", text, "--max-tokens", "3", "--url", cluster.url, *drafts)
     (request, *_) = prints("request list")["requests"]
-    prints("request explain", request["request_id"])
+    explained = prints("request explain", request["request_id"])["request"]
+    assert (explained["num_decode_steps"], explained["num_drafted_tokens"]) == (2, 0)
     assert prints("request show", request["request_id"][:8])["prefill"] == "prefill"
     located = prints("cache locate", "--prompt", text, "--model-path", str(model))
     assert located["matched_tokens"] >= 64

@@ -157,6 +157,9 @@ def test_a_text_that_repeats_itself_takes_fewer_steps_and_says_the_same(
     assert drafted.tokens == plain.tokens
     assert plain.reply.timing.decode_steps == 59
     assert drafted.reply.timing.decode_steps < 59
+    assert plain.reply.timing.drafted_tokens == 0
+    # The last step may be right beyond the last token that was asked for.
+    assert drafted.reply.timing.accepted_tokens >= 59 - drafted.reply.timing.decode_steps
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -101,3 +101,13 @@ def test_time_between_tokens_is_kept_beside_its_prediction() -> None:
     log.finish(RequestDone(request_id=RequestId("a"), node=NodeId("d"), ok=True), tbt_s=0.02)
     (request,) = log.newest(1, now_s=4)
     assert (request.predicted_tbt_s, request.actual_tbt_s) == (0.03, 0.02)
+
+
+def test_steps_and_drafts_of_decode_are_kept() -> None:
+    log = RequestLog(3)
+    logged(log, "a")
+    timing = Timing(first_token_s=0.5, decode_steps=40, drafted_tokens=12, accepted_tokens=9)
+    log.finish(RequestDone(request_id=RequestId("a"), node=NodeId("d"), ok=True, timing=timing))
+    (request,) = log.newest(1, now_s=4)
+    counts = request.num_decode_steps, request.num_drafted_tokens, request.num_accepted_tokens
+    assert (request.actual_ttft_s, counts) == (0.5, (40, 12, 9))

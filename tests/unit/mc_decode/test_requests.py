@@ -428,5 +428,6 @@ def test_tokens_of_one_step_are_one_part_and_their_time_is_shared(bench: Bench) 
     bench.requests.stepped([Stepped(request, [15, 2], "stop", num_drafts=3, num_right=2)], 0.08)
     bench.until(lambda: answer.end)
     assert answer.tokens == [7, *[11, 12, 13, 14] * 3, 15]
-    assert answer.reply.timing.decode_steps == 4
+    timing = answer.reply.timing
+    assert (timing.decode_steps, timing.drafted_tokens, timing.accepted_tokens) == (4, 24, 11)
     assert request.tokens[-1] == 2, "an end token is known to it, as its KV may be"

@@ -6,7 +6,7 @@ import pytest
 from daemons.core.errors import NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId, RequestId
 from daemons.protocol.request import Ahead, Candidate, ListedRequest
-from mcctl.commands.request import _predicted, ahead_text, find, weighed
+from mcctl.commands.request import _decoded, _predicted, ahead_text, find, weighed
 
 
 def candidate(node: str, total_s: float) -> Candidate:
@@ -48,6 +48,15 @@ def test_candidates_with_their_roles_and_the_chosen_ones() -> None:
 def test_a_prediction_before_anything_was_measured_is_called_a_guess() -> None:
     assert _predicted(request("a")) == "500 ms"
     assert _predicted(msgspec.structs.replace(request("a"), is_guess=True)) == "500 ms (guess)"
+
+
+def test_drafts_are_told_where_decode_said_its_steps() -> None:
+    assert _decoded(request("a")) == "-"
+    told = msgspec.structs.replace(
+        request("a"), num_generated_tokens=50, num_decode_steps=40, num_drafted_tokens=12,
+        num_accepted_tokens=9,
+    )  # fmt: skip
+    assert _decoded(told) == "50 tokens, 40 steps; 12 tokens guessed, 9 right"
 
 
 def test_a_request_is_found_by_its_beginning() -> None:
