@@ -236,7 +236,7 @@ def test_a_clients_key_is_for_objects_in_its_namespaces_and_for_nothing_else(
     assert all(got.pop("own")), got
     refused = {"get", "put", "delete", "exists", "list", "namespaces"}
     refused |= {"put_theirs", "put_a_chunk_of_theirs", "put_kv"}
-    assert {name for name, outcome in got.items() if outcome == "Rejected"} == refused, got
+    assert {name for name, outcome in got.items() if outcome == "Unwelcome"} == refused, got
     assert (got["locate"], got["stage"]) == (0, 0)
     assert (got["wait_for_it"], got["report_it"]) == ("NotFound", "NotFound")
     # The node that pulled for it had nothing to open the other's memory with.
@@ -269,6 +269,6 @@ def test_nodes_refuse_a_revoked_key_too(cluster: Cluster) -> None:
 
     assert ask() == "served"
     cluster.keys("revoke", "op", "--yes")
-    wait_for(lambda: ask() == "Rejected", 20)
+    wait_for(lambda: ask() == "Unwelcome", 20)
     cluster.keys("authorize", str(cluster.folder / "keys" / "op.pub"))
     wait_for(lambda: ask() == "served", 20)
