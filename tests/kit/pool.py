@@ -121,15 +121,14 @@ def running_pool(
     )
     settings = (f"transfer.secret_file={secret_file}", *settings)
     node = start_node(directory, f"tcp://127.0.0.1:{port}", *settings)
+    pool = Pool(node, "", f"tcp://127.0.0.1:{port}", directory)
     try:
-        control = node.find(r"ready .*control=(\S+)")
+        pool.control = node.find(r"ready .*control=(\S+)")
         master.find(r"(ready)")
         node.find(r"(joined master)")
-        pool = Pool(node, control, f"tcp://127.0.0.1:{port}", directory)
         yield pool
-        node = pool.node  # which the test may have started again
     finally:
-        node.stop()
+        pool.node.stop()  # which the test may have started again
         master.stop()
 
 
