@@ -226,6 +226,7 @@ class CachenodeApp:
             probes=DataProbes(self.loop, self._ports.engine, config.transfer.transports),
             pull_timeout_s=config.transfer.timeout_s,
             room_wait_s=config.copy.room_wait_s,
+            incarnation=lambda: self._link.incarnation,
             may_evict=self._may_evict,
             staging=self._staging,
             segments=self._segments,

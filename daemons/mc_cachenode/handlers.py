@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from daemons.core.errors import Exhausted, ProtocolError
-from daemons.core.ids import BlockHash, short
+from daemons.core.ids import BlockHash, Incarnation, short
 from daemons.mc_cachenode.copies.copy_staging import SourceStaging
 from daemons.mc_cachenode.copies.copying import Copying, CopyParts
 from daemons.mc_cachenode.lower.lower_blocks import LowerBlocks
@@ -67,6 +67,8 @@ class Parts:
     probes: DataProbes
     pull_timeout_s: float
     room_wait_s: float
+    incarnation: Callable[[], Incarnation]
+    """Of the latest master that this node has joined."""
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
     staging: Staging
@@ -97,6 +99,7 @@ class CachenodeHandlers:
                 metrics=parts.metrics,
                 pull_timeout_s=parts.pull_timeout_s,
                 room_wait_s=parts.room_wait_s,
+                incarnation=parts.incarnation,
                 may_evict=parts.may_evict,
                 leaves_later=self.leaves_later,
                 locate=parts.locate,

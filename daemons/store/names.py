@@ -13,9 +13,15 @@ from daemons.core.ids import BlockHash, Incarnation
 from daemons.store.tombstones import TTL_S
 
 COUNTER_BITS: Final = 40
+_MAX_GIVEN: Final = 1 << (COUNTER_BITS - 1)
 MAX_DEAD: Final = 200_000
 """Some 200 bytes each. Beyond it the oldest is forgotten: a node that was away since may bring that one back."""
 MAX_RESERVED: Final = 100_000
+
+
+def incarnation_of(version: int) -> Incarnation:
+    """Of the master that gives this version out."""
+    return Incarnation(version >> COUNTER_BITS)
 
 
 class DeadNames:
@@ -74,7 +80,14 @@ class NameTable:
 
     def lived_with(self, version: int) -> Incarnation | None:
         """Of the master that gave this version out, where that was another one than this, and no earlier one."""
-        return Incarnation(version >> COUNTER_BITS) if version > self._last else None
+        return incarnation_of(version) if version > self._last else None
+
+    def skip_to(self, version: int) -> None:
+        """What follows is above this one of this incarnation, which was not given out here. One that no master gets to
+        in its life, and so was made up, is passed over: it would leave no numbers.
+        """
+        if version - (self._incarnation << COUNTER_BITS) < _MAX_GIVEN:
+            self._last = max(self._last, version)
 
     def next_version(self) -> int:
         """Raises Exhausted where no number is left."""

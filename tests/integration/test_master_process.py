@@ -50,6 +50,7 @@ from daemons.protocol.node import (
     NodeDescription,
     Role,
 )
+from daemons.protocol.objects import NameToReserve, ReserveNames, ReserveNamesReply
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.report import Report, ReportReply
@@ -65,6 +66,7 @@ from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Loop, Subscriber, SyncClient
 from daemons.service.device_reports import DeviceReports, Instance
 from daemons.service.master_link import MasterLink
+from daemons.store.names import COUNTER_BITS
 from mcctl.main import main
 
 pytestmark = pytest.mark.timeout(60)
@@ -962,6 +964,22 @@ def test_a_master_that_has_forgotten_its_life_steps_down_before_a_node_of_that_l
     hello = client.request(Hello())
     assert isinstance(hello, HelloReply)
     assert hello.incarnation == 2
+
+
+def test_a_version_that_turns_up_behind_an_announcement_ends_no_master_and_is_not_given_out_again(
+    client: SyncClient, loop: Loop, nodes: Make
+) -> None:
+    """It may be a client's invention."""
+    cache = nodes(describe("c0", "cachenode"))
+    cache.seal(chain(1))
+    wait_blocks(client, loop, 1)
+    version = (cache.link.incarnation << COUNTER_BITS) + 77
+    cache.report([msgspec.structs.replace(sealed(chain(2))[1], version=version)], [])
+    wait_blocks(client, loop, 2)
+    wanted = ReserveNames(namespace=b"", names=[NameToReserve(name=b"a", value_bytes=1)])
+    reserved = ask(client, loop, wanted, ReserveNamesReply)
+    assert isinstance(reserved, ReserveNamesReply)
+    assert reserved.names[0].version == version + 1
 
 
 def test_metrics_count_nodes_blocks_plans_and_bad_messages(

@@ -90,6 +90,11 @@ class Attempts:
     def put_from_a_nodes_memory(self) -> Any:
         return self.put(self.block(object_meta(self.own, b"stolen", NUM_BYTES)))
 
+    def put_of_a_later_master(self) -> Any:
+        """Reported to the master that there is, it would end it."""
+        block = self.block(object_meta(self.own, b"stolen", NUM_BYTES))
+        return self.put(replace(block, version=(1 << 64) - 1))
+
     def block(self, meta: Any) -> PutBlock:
         return PutBlock(
             meta=meta,
@@ -156,6 +161,7 @@ def run(key_file: Path, master: str, own: str, foreign: str, region: RegionRef) 
         "put_a_chunk_of_theirs",
         "put_kv",
         "put_from_a_nodes_memory",
+        "put_of_a_later_master",
     ):
         done[name] = outcome(getattr(attempts, name))
     sessions.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from daemons.core.errors import Exhausted, Unavailable
-from daemons.core.ids import BlockHash, PutId, short
+from daemons.core.ids import BlockHash, Incarnation, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.puts.making_room import make_room
@@ -23,6 +23,7 @@ from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutSt
 from daemons.protocol.tenant import tenant_of
 from daemons.rpc import Call, Loop, Timer
 from daemons.store.copy_workers import CopyWorkers
+from daemons.store.names import incarnation_of
 from daemons.store.seal import BadSeal
 from daemons.transfer import TransferEngine
 
@@ -72,6 +73,8 @@ class PutParts:
     pull_timeout_s: float
     room_wait_s: float
     """How long a put waits for room; 0: not at all."""
+    incarnation: Callable[[], Incarnation]
+    """Of the latest master that this node has joined."""
     may_evict: Callable[[], bool]
     """Whether this node chooses victims itself: it has been without a master for too long."""
     leaves_later: Callable[[Replica], bool]
@@ -115,6 +118,8 @@ class Puts:
         if self.is_draining:
             raise Unavailable("this node is draining; put elsewhere")
         is_clients = call.owner is not None and call.owner.role == "client"
+        if is_clients:
+            check_given_out(message, self._parts.incarnation())
         engine = self._parts.outside if is_clients else self._parts.engine
         session = _Session(message, [call], ["failed"] * len(message.blocks), engine)
         self._sessions[message.put_id] = session
@@ -370,3 +375,16 @@ class Puts:
     def _locations(self, session: _Session) -> list[BlockLocation]:
         found = (self._parts.replicas.get(block_hash) for block_hash in session.indexes)
         return [self._parts.locate(r) for r in found if r is not None and r.state == "sealed"]
+
+
+def check_given_out(put: Put, incarnation: Incarnation) -> None:
+    """Whoever reports a version of a later master ends the one there is, so no client may make one up.
+
+    Raises Unavailable: a client may also have heard of a master before this node has.
+    """
+    newest = incarnation_of(max((block.version for block in put.blocks), default=0))
+    if newest > incarnation:
+        raise Unavailable(
+            f"a version of master incarnation {newest}, and this node has joined {incarnation}; put it again",
+            retry_after_ms=_RETRY_AFTER_MS,
+        )

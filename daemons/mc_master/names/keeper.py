@@ -69,6 +69,8 @@ class NameKeeper:
         )
         self._deletes: list[_Delete] = []
         self._orphan_row = 0
+        self._announcing: set[NodeId] = set()
+        """Nodes whose announcement has begun and not ended."""
 
     def reload(self) -> None:
         """The configuration has changed."""
@@ -80,10 +82,23 @@ class NameKeeper:
     # -- reports -------------------------------------------------------------------------------------------------
 
     def lived(self, report: Report) -> Incarnation | None:
-        """Of a master that this one is not above, as what the node has of it shows: our state directory was lost."""
-        return self.names.lived_with(
-            max([report.sealed.newest_version(), *(dead.version for dead in report.dead)])
-        )
+        """Of a master that this one is not above, as what the node has of it shows: our state directory was lost.
+
+        For one of our own number an announcement shows it. What comes later with such a version was found late in a
+        lower tier, or is a client's invention, which must not end a master: we only go on above it.
+        """
+        node = report.node
+        if report.sequence <= 1:
+            self._announcing.add(node)
+        is_announced = node in self._announcing
+        if not report.is_announcing:
+            self._announcing.discard(node)
+        newest = max([report.sealed.newest_version(), *(dead.version for dead in report.dead)])
+        lived = self.names.lived_with(newest)
+        if lived == self._state.incarnation and not is_announced:
+            self.names.skip_to(newest)
+            return None
+        return lived
 
     def refused(self, report: Report) -> set[BlockHash]:
         """Those of a report that must not be recorded: dead, or older than what another node has."""
@@ -164,6 +179,7 @@ class NameKeeper:
         )
 
     def on_gone(self, node: NodeId) -> None:
+        self._announcing.discard(node)
         if self._state.membership.get(node) is None:
             self.rebuilding.left(node)
         else:

@@ -105,12 +105,13 @@ class MembershipHandlers:
         node = message.node
         check_join(message)
         seen = message.incarnation_seen
-        is_of_another = seen == state.incarnation and node.node not in self._met
+        knows_all = len(self._met) < _MAX_MET
+        is_of_another = knows_all and seen == state.incarnation and node.node not in self._met
         if seen > state.incarnation or is_of_another:
             # Not obeyed and not admitted: whatever we believe is older than what the cluster knows.
             state.out.step_down(seen)
             return
-        if len(self._met) < _MAX_MET:
+        if knows_all:
             self._met.add(node.node)
         now_s = state.now_s()
         earlier = state.membership.join(node, peer=call.peer, now_s=now_s)

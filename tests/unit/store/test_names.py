@@ -29,6 +29,16 @@ def test_an_incarnation_without_room_for_versions_is_refused() -> None:
     assert NameTable(Incarnation((1 << (64 - COUNTER_BITS)) - 1)).next_version() < 1 << 64
 
 
+def test_versions_go_on_above_one_that_turned_up_but_not_above_one_that_was_made_up() -> None:
+    names, own = NameTable(Incarnation(3)), 3 << COUNTER_BITS
+    names.skip_to(own + 77)
+    names.skip_to(own + 5)
+    assert names.next_version() == own + 78
+    for made_up in (own + (1 << COUNTER_BITS) - 1, (9 << COUNTER_BITS) + 1):
+        names.skip_to(made_up)
+    assert names.next_version() == own + 79
+
+
 def test_a_reservation_ends_with_its_time_its_seal_or_a_higher_one() -> None:
     names = NameTable(Incarnation(1))
     version = names.reserve(KEY, now_s=0.0, hold_s=10.0)

@@ -1,0 +1,38 @@
+"""What a node refuses of a put before it looks at any block of it."""
+
+import pytest
+
+from daemons.client.objects.format import PIECE_BYTES, object_meta
+from daemons.core.errors import Unavailable
+from daemons.core.ids import Epoch, HostId, Incarnation, new_put_id
+from daemons.mc_cachenode.puts.puts import check_given_out
+from daemons.protocol.block import Put, PutBlock
+from daemons.protocol.segment import DataAddress, RegionRef, Source
+from daemons.store.names import COUNTER_BITS
+from daemons.transfer import contiguous
+
+HERE = DataAddress(host_id=HostId("h"), unix_path="", tcp="", epoch=Epoch(1))
+REGION = RegionRef(address=HERE, region_id=1, size_bytes=8)
+
+
+def put_of(*versions: int) -> Put:
+    blocks = [
+        PutBlock(
+            meta=object_meta(b"", b"a", 8),
+            source=Source(region=REGION, ranges=contiguous(0, 8)),
+            num_layers=1,
+            version=version,
+            piece_bytes=PIECE_BYTES,
+        )
+        for version in versions
+    ]
+    return Put(put_id=new_put_id(), blocks=blocks)
+
+
+def test_versions_of_a_master_that_the_node_has_not_joined_are_told_to_come_again() -> None:
+    known = Incarnation(3)
+    check_given_out(put_of(), known)
+    check_given_out(put_of(1, (3 << COUNTER_BITS) + 9), known)
+    with pytest.raises(Unavailable, match="incarnation 4") as refused:
+        check_given_out(put_of(1, (4 << COUNTER_BITS) + 1), known)
+    assert refused.value.retry_after_ms
