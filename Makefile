@@ -9,7 +9,7 @@
 # make clean        remove .venv and caches
 #
 # PYTHON=python3.12          another interpreter for .venv
-# TORCH_INDEX_URL=URL        where pip also looks for torch, e.g. an index of CPU builds
+# TORCH_INDEX_URL=URL        where pip also looks for torch, e.g. https://download.pytorch.org/whl/cpu: small CPU builds
 # PREFIX=DIR                 of install; /opt/mooncake
 # ENGINE=0                   wheelhouse and install without torch
 # S3=1                       wheelhouse and install with the client for object stores
@@ -75,13 +75,13 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.installed-engine: pyproject.toml | $(BIN)/python
-	@echo "Installing mooncake-mc[engine] into $(VENV) (torch is a few hundred MB the first time)" >&2
+	@echo "Installing mooncake-mc[engine] into $(VENV) (torch is up to 3 GB the first time, see TORCH_INDEX_URL in Makefile)" >&2
 	@$(PIP_INSTALL) -e '.[engine]' >&2
 	@touch $@
 
 # The larger set holds the smaller one.
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	@echo "Installing mooncake-mc[engine,s3,test] into $(VENV) (torch is a few hundred MB the first time)" >&2
+	@echo "Installing mooncake-mc[engine,s3,test] into $(VENV) (torch is up to 3 GB the first time, see TORCH_INDEX_URL in Makefile)" >&2
 	@$(PIP_INSTALL) -e '.[engine,s3,test]' >&2
 	@touch $(VENV)/.installed-engine $@
 

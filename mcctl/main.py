@@ -23,6 +23,11 @@ from mcctl.settings import DEFAULT_ENDPOINT, DEFAULT_URL, Output, Settings
 HELP: Final = """Operate Mooncake MC: a local cluster, a running one, its KV cache and its requests.
 
 Global options may stand before or after the verb. See mcctl(1) and mc(7).
+
+\b
+Example: mcctl cluster up
+Example: mcctl request send --prompt "What is a lighthouse?"
+Example: mcctl request explain
 """
 
 

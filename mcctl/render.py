@@ -33,6 +33,8 @@ class Column:
 
 
 _PROSE_CHARS: Final = 30
+_FOLDED_CHARS: Final = 16
+"""A column of words is folded down to so much, not further: a name must stay one."""
 _PIPE_CHARS: Final = 160
 """Where texts wrap when nobody says how wide it is; a table that needs more takes it."""
 
@@ -75,26 +77,54 @@ def left_out(titles: Sequence[str]) -> str:
 def fitted(
     target: "Console", title: str, columns: Sequence[Column], lines: Sequence[Any]
 ) -> "tuple[Table, list[str]]":
-    """The table with as many columns as there is room for, and the titles of the extra ones that it goes without."""
+    """The table with as many columns as there is room for, and the titles of those that it goes without: where words
+    would be folded beyond recognition, of the last numbers too.
+    """
     unbounded = target.options.update(max_width=10_000)
-    shown, hidden = list(columns), list[str]()
+    shown, hidden, is_tall = list(columns), list[str](), False
     while True:
-        drawn = table(title, shown, lines)
-        least = min(shown, key=lambda column: -column.extra)
+        drawn = table(title, shown, lines, is_tall=is_tall)
         prose = [len(c.text(row)) for c in shown if c.is_prose for row in lines]
         needed = target.measure(drawn, options=unbounded).maximum - max(
             0, max(prose, default=0) - _PROSE_CHARS
         )
         if target.width == _PIPE_CHARS and not target.is_terminal:
             target.width = max(target.width, needed)
-        if needed <= target.width or least.extra == 0:
+        if needed <= target.width:
             return drawn, hidden
-        shown.remove(least)
-        hidden.append(least.title)
+        least = _least(shown, needed - _foldable(shown, lines) > target.width)
+        if not is_tall:
+            is_tall = True
+        elif least is None:
+            return drawn, hidden
+        else:
+            shown.remove(least)
+            hidden.append(least.title)
 
 
-def table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table":
-    """Of all columns, whatever room there is; `fitted` leaves some out."""
+def _least(shown: Sequence[Column], is_squeezed: bool) -> Column | None:
+    """What goes next, if anything may."""
+    least = min(shown, key=lambda column: -column.extra)
+    if least.extra:
+        return least
+    numbers = [column for column in shown if column.is_number]
+    return numbers[-1] if is_squeezed and len(numbers) > 1 else None
+
+
+def _foldable(shown: Sequence[Column], lines: Sequence[Any]) -> int:
+    """By how many characters columns of words can be narrower."""
+    widths = [
+        max((len(column.text(row)) for row in lines), default=0)
+        for column in shown
+        if not column.is_number and not column.is_prose
+    ]
+    return sum(max(0, width - _FOLDED_CHARS) for width in widths)
+
+
+def table(
+    title: str, columns: Sequence[Column], rows: Sequence[Any], *, is_tall: bool = False
+) -> "Table":
+    """Of all columns, whatever room there is; `fitted` leaves some out. A tall one has a word a line above numbers."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -113,7 +143,7 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> "Table"
     )
     for column in columns:
         drawn.add_column(
-            column.title,
+            column.title.replace(" ", "\n") if is_tall and column.is_number else column.title,
             justify="right" if column.is_number else "left",
             overflow="fold",
             no_wrap=column.is_number,

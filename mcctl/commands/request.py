@@ -32,6 +32,14 @@ _KEPT_REQUESTS = 1000
 """What a master lists at most."""
 
 
+RequestId = Annotated[
+    str | None,
+    typer.Argument(
+        help="As in `request list`, or its beginning; else the newest.", show_default=False
+    ),
+]
+
+
 class Weighed(msgspec.Struct, frozen=True, kw_only=True):
     """An instance that was considered. `compute_s`: of the new tokens; on decode, of one token of the batch."""
 
@@ -177,11 +185,11 @@ def list_requests(
 @prints(ListedRequest)
 def show(
     context: typer.Context,
-    request_id: Annotated[str, typer.Argument(help="As in `request list`, or its beginning.")],
+    request_id: RequestId = None,
 ) -> None:
     """One recent request: where it ran, what it reused and took.
 
-    And what was predicted.
+    And what was predicted. The newest where none is named.
 
     \b
     Example: mcctl request show 7f3a
@@ -206,7 +214,7 @@ def show(
 @prints(Explanation)
 def explain(
     context: typer.Context,
-    request_id: Annotated[str, typer.Argument(help="As in `request list`, or its beginning.")],
+    request_id: RequestId = None,
 ) -> None:
     """Why a recent request ran where it did, or was rejected. Every instance that was weighed, with the terms of its
     prediction, what the request took, and blocks that were staged while it was queued, or replicated for its heat.
@@ -229,9 +237,9 @@ def explain(
         Column("load", lambda c: format_duration(c.load_s), is_number=True),
         Column("compute", lambda c: format_duration(c.compute_s), is_number=True),
         Column("total", lambda c: format_duration(c.total_s), is_number=True),
-        Column("delays others", lambda c: format_duration(c.delay_s), is_number=True),
+        Column("delays others", lambda c: format_duration(c.delay_s), is_number=True, extra=2),
         Column("reuses", lambda c: f"{c.matched_tokens} tokens", is_number=True),
-        Column("on device", lambda c: f"{c.device_tokens} tokens", is_number=True),
+        Column("on device", lambda c: f"{c.device_tokens} tokens", is_number=True, extra=1),
     ]
     title = "* was chosen" if request.prefill is not None else "none was chosen"
     render.emit(settings.output, result, columns, result.candidates, title=title)
@@ -282,8 +290,12 @@ def ahead_text(ahead: Ahead) -> str:
     return f"{format_count(ahead.num_blocks, 'block')}{where}: {names}{more}"
 
 
-def find(requests: Sequence[ListedRequest], request_id: str) -> ListedRequest:
-    """By id, or the beginning of one. Raises NotFound, and Rejected where several begin like that."""
+def find(requests: Sequence[ListedRequest], request_id: str | None) -> ListedRequest:
+    """By id, or the beginning of one, or the newest. Raises NotFound, and Rejected where several begin like that."""
+    if request_id is None:
+        if not requests:
+            raise NotFound("no request yet; send one: mcctl request send --prompt hi")
+        return requests[0]
     found = [request for request in requests if request.request_id.startswith(request_id)]
     exact = [request for request in found if request.request_id == request_id]
     if not found:

@@ -109,7 +109,7 @@ def _facts(shown: Frame) -> list[tuple[str, str]]:
             f"p50 {format_duration(shown.ttft_p50_s)}, p90 {format_duration(shown.ttft_p90_s)}",
         ),
         ("reused", f"{shown.reused_fraction:.0%} of prompt tokens"),
-        ("hits", f"{shown.hit_fraction:.0%} of blocks"),
+        ("hits", f"{shown.hit_fraction:.0%} of blocks" if shown.asked_blocks > 0 else "-"),
         (
             "pool",
             f"{format_count(shown.num_blocks, 'block')}, "

@@ -48,7 +48,7 @@ def show_cluster(output: Output, record: ClusterRecord) -> int:
         Column("pid", lambda d: str(d.pid or "-"), is_number=True),
         Column("state", lambda d: "running" if d.is_running else "ENDED"),
         Column("memory", lambda d: format_size(d.memory_bytes), is_number=True),
-        Column("log", lambda d: d.log),
+        Column("log", lambda d: d.log, extra=1),
     ]
     render.emit(output, result, columns, result.daemons)
     if output == "table":
@@ -104,6 +104,8 @@ def _facts(result: ClusterStatus, tenants: str | None) -> list[tuple[str, str]]:
         ("OpenAI API", f"{result.url}/v1 ({health}, model {result.model})"),
         ("master", result.master),
         ("memory", f"{total} in all, shared pages once"),
+        ("page", f"{result.url}/status in a browser"),
+        ("logs", f"mcctl logs [DAEMON]; the files are in {result.directory}"),
     ]
     ask = "mcctl request send --prompt 'What is a lighthouse?'"
     if tenants is not None:

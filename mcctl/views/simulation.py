@@ -44,30 +44,30 @@ RUN_COLUMNS: Final = [
     Column("cluster", lambda run: run.cluster),
     Column("policy", lambda run: run.policy),
     Column("goodput", percent(lambda run: run.goodput), is_number=True),
-    Column("rejected", lambda run: str(run.num_rejected), is_number=True, extra=2),
+    Column("rejected", lambda run: str(run.num_rejected), is_number=True, extra=4),
     Column("TTFT mean", seconds(lambda run: run.ttft_s.mean), is_number=True),
-    Column("TTFT p50", seconds(lambda run: run.ttft_s.p50), is_number=True, extra=1),
-    Column("TTFT p90", seconds(lambda run: run.ttft_s.p90), is_number=True),
-    Column("TTFT p99", seconds(lambda run: run.ttft_s.p99), is_number=True, extra=3),
-    Column("TBT mean", seconds(lambda run: run.tbt_s.mean), is_number=True),
+    Column("TTFT p50", seconds(lambda run: run.ttft_s.p50), is_number=True, extra=3),
+    Column("TTFT p90", seconds(lambda run: run.ttft_s.p90), is_number=True, extra=1),
+    Column("TTFT p99", seconds(lambda run: run.ttft_s.p99), is_number=True, extra=5),
+    Column("TBT mean", seconds(lambda run: run.tbt_s.mean), is_number=True, extra=2),
     Column("TBT p90", seconds(lambda run: run.tbt_s.p90), is_number=True),
     Column("reused", percent(lambda run: run.reused_fraction), is_number=True),
-    Column("pulled", percent(lambda run: run.remote_fraction), is_number=True, extra=4),
+    Column("pulled", percent(lambda run: run.remote_fraction), is_number=True, extra=6),
     Column(
         "prefill a request",
         seconds(lambda run: run.prefill_s_per_request),
         is_number=True,
-        extra=5,
+        extra=7,
     ),
     Column(
-        "TTFT predicted off", percent(lambda run: run.prediction_error), is_number=True, extra=6
+        "TTFT predicted off", percent(lambda run: run.prediction_error), is_number=True, extra=8
     ),
-    Column("eviction", lambda run: run.eviction or "-", extra=7),
+    Column("eviction", lambda run: run.eviction or "-", extra=9),
     Column(
-        "over several nodes", lambda run: str(run.num_pipelined or "-"), is_number=True, extra=8
+        "over several nodes", lambda run: str(run.num_pipelined or "-"), is_number=True, extra=10
     ),
-    Column("hot copies", lambda run: str(run.num_hot_copies or "-"), is_number=True, extra=9),
-    Column("admission", lambda run: run.admission or "-", extra=8),
+    Column("hot copies", lambda run: str(run.num_hot_copies or "-"), is_number=True, extra=11),
+    Column("admission", lambda run: run.admission or "-", extra=10),
 ]
 
 TIER_COLUMNS: Final = [

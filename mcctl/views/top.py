@@ -67,6 +67,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prompt tokens of recent requests."""
     hit_fraction: float
     """Of the blocks looked up since the look before; of all since the master began, in the first frame."""
+    asked_blocks: int = 0
+    """Those that were looked up; where it is 0 the fraction says nothing."""
     stored_per_s: float
     evicted_per_s: float
     num_blocks: int
@@ -94,6 +96,7 @@ def frame(now: Look, before: Look | None) -> Frame:
         reused_fraction=sum(request.num_matched_tokens for request in now.requests)
         / max(1, prompt),
         hit_fraction=_hit_fraction(now.pool, None if before is None else before.pool),
+        asked_blocks=_grown("num_lookup_blocks", now, before),
         stored_per_s=_rate(_grown("num_stored", now, before), now, before),
         evicted_per_s=_rate(_grown("num_evicted", now, before), now, before),
         num_blocks=now.pool.num_blocks,

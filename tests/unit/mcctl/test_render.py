@@ -68,6 +68,24 @@ def test_narrow_terminal_goes_without_the_extra_columns_and_says_so(
         assert len([line for line in lines if "word" in line]) == len(THINGS)
 
 
+def test_narrow_terminal_keeps_names_whole_and_goes_without_the_last_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    figures = [f"figure {number}" for number in range(9)]
+    columns = [
+        Column("policy", lambda _: "kvcache-centric"),
+        *(Column(title, lambda _: "1.25 s", is_number=True) for title in figures),
+    ]
+    monkeypatch.setattr(render, "console", lambda **_: Console(width=80, highlight=False))
+    render.show_table("", columns, THINGS)
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert sum("kvcache-centric" in line for line in lines) == len(THINGS)
+    assert lines[-1] == "(columns left out, no room: figure 8, figure 7)"
+
+
 def test_tree_shows_every_branch(capsys: pytest.CaptureFixture[str]) -> None:
     root = Branch("root")
     root.add("host", "id 1").add("daemon", "pid [2]")

@@ -63,8 +63,11 @@ def test_a_request_is_found_by_its_beginning() -> None:
     requests = [request("abc1"), request("abd2"), request("ab")]
     assert find(requests, "abc").request_id == "abc1"
     assert find(requests, "ab").request_id == "ab"
+    assert find(requests, None).request_id == "abc1", "the newest"
     with pytest.raises(NotFound, match="request list"):
         find(requests, "x")
+    with pytest.raises(NotFound, match="request send"):
+        find([], None)
     with pytest.raises(Rejected, match="3 recent requests"):
         find([*requests[:2], request("ac")], "a")
 
