@@ -55,8 +55,9 @@ class MeasuredCosts:
     def observe(self, drafts: list[int], context_tokens: int, elapsed_s: float) -> None:
         """One step of sequences that had so many tokens guessed, and so much context together."""
         columns = (1.0, len(drafts) - 1, context_tokens, sum(drafts), len(set(drafts)) - 1)
-        if self._terms:
-            elapsed_s = min(elapsed_s, _MOST_OFF * float(np.dot(columns, self._terms)))
+        fitted_s = float(np.dot(columns, self._terms)) if self._terms else 0.0
+        if fitted_s > 0:  # of nothing it would stay nothing for ever
+            elapsed_s = min(elapsed_s, _MOST_OFF * fitted_s)
         self._fit.add(columns, elapsed_s)
         self._num_drafted = self._num_drafted * _DECAY + any(drafts)
         num_samples = self._fit.num_samples

@@ -38,7 +38,7 @@ class DayFile:
             is_whole = num_written == len(data)
             why = "the file of this day is full" if is_full else "no space"
             if 0 < num_written < len(data):  # the next line would stand behind half of this one
-                os.ftruncate(self._descriptor, self._num_bytes)
+                self._take_back(num_written)
         except OSError as error:
             is_whole, why = False, error.strerror or str(error)
         if is_whole:
@@ -61,3 +61,9 @@ class DayFile:
         self._descriptor = os.open(self._path_of(day), flags, 0o640)
         self._num_bytes = os.fstat(self._descriptor).st_size
         self._day = day
+
+    def _take_back(self, num_written: int) -> None:
+        """The last bytes that were written, where nobody wrote behind them: another gateway may, to the same file."""
+        end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        if end == os.fstat(self._descriptor).st_size:
+            os.ftruncate(self._descriptor, end - num_written)

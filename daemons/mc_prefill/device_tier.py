@@ -87,7 +87,7 @@ class DeviceTier:
         request, slot, now_s = job.request, job.slot, self._clock()
         if slot is None or not request.hashes or request.cache == "bypass":
             return
-        if not self.slots.limit_tokens or self._is_cleared(job):
+        if not self.slots.limit_tokens or self.is_cleared(job):
             return
         if job.kept is not None:
             self.slots.extend(job.kept, request.hashes, now_s=now_s)
@@ -95,6 +95,16 @@ class DeviceTier:
         root = root_hash(tenant_namespace(request.namespace, request.tenant))
         chain = ChainOf(root, request.model, request.tenant)
         job.kept = self.slots.add(slot, chain, request.hashes, now_s=now_s)
+
+    def is_cleared(self, job: Job) -> bool:
+        """Whether what it found here was cleared meanwhile; also where there were too many clears to tell."""
+        request = job.request
+        return self._untold_s >= job.began_s or any(
+            at_s >= job.began_s
+            and wanted.model in (None, request.model)
+            and wanted.tenant in (None, request.tenant)
+            for at_s, wanted in self._clears
+        )
 
     def release(self, job: Job) -> None:
         """Nobody works for the prompt any more: void what peers know of its slot, and keep what is good in it."""
@@ -133,16 +143,6 @@ class DeviceTier:
         if len(self._clears) > _MAX_CLEARS:
             oldest_s, _ = self._clears.pop(0)
             self._untold_s = max(self._untold_s, oldest_s)
-
-    def _is_cleared(self, job: Job) -> bool:
-        """Also where there were too many clears meanwhile to tell."""
-        request = job.request
-        return self._untold_s >= job.began_s or any(
-            at_s >= job.began_s
-            and wanted.model in (None, request.model)
-            and wanted.tenant in (None, request.tenant)
-            for at_s, wanted in self._clears
-        )
 
     def _sealed(self, held: HeldBlock) -> SealedBlock:
         """As for a report; readers get no place of it."""

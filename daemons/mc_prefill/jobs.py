@@ -152,7 +152,8 @@ class Jobs:
         job.computed_s = self._loop.clock()
         if isinstance(outcome, Computed) and not job.is_ended:
             self._tier.computed(job)
-            self._offering.computed(job)
+            if not self._tier.is_cleared(job):
+                self._offering.computed(job)
             self._reply(job, outcome)
         elif isinstance(outcome, McError):
             self._end(job, outcome)

@@ -13,6 +13,8 @@ from daemons.core.clock import Clock, monotonic
 WINDOW_S: Final = 60.0
 MAX_TEXTS: Final = 20
 _MAX_KINDS: Final = 256
+_MAX_ERROR: Final = 200
+"""Characters of an error that tell it from others."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of std
             if len(self._kinds) >= _MAX_KINDS:
                 self._say_left_out(*self._kinds.popitem(last=False))
             kind = self._kinds[name] = _Kind(now_s)
-        text = record.getMessage()
+        text = _text(record)
         if text in kind.again:
             kind.again[text] += 1
             return False
@@ -83,3 +85,13 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of std
     def _write(self, text: str) -> None:
         values = {"msg": text, "levelno": logging.WARNING, "levelname": "WARNING"}
         super().emit(logging.makeLogRecord(values))
+
+
+def _text(record: logging.LogRecord) -> str:
+    """With the error that came along: another one under the same words is not the same."""
+    try:
+        text = record.getMessage()
+    except (TypeError, ValueError):  # told as a bug by whoever formats it
+        text = str(record.msg)
+    error = record.exc_info[1] if record.exc_info else None
+    return text if error is None else f"{text} error={error!r:.{_MAX_ERROR}}"

@@ -22,7 +22,7 @@ from daemons.core.ids import HostId, NodeId, RequestId
 from daemons.simulation.decode_batch import DecodeInstance, RunningSequence
 from daemons.simulation.device_tier import DeviceArena, InUse
 from daemons.simulation.events import EventQueue
-from daemons.simulation.fetch import Fetcher
+from daemons.simulation.fetch import Fetched, Fetcher
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.hot_copies import HotCopies
 from daemons.simulation.lower_tiers import Device, LowerSizes
@@ -175,23 +175,29 @@ class DisaggregatedCluster:
         outcome.cached_tokens = len(rows) * BLOCK_TOKENS
         outcome.predicted_ttft_s = placement.predicted_ttft_s
         outcome.prefill, outcome.decode = placement.prefill.node, placement.decode.node
-        ready_s = self._fetch(request, outcome, rows, held.get(placement.prefill.node, 0))
+        fetched = self._fetch(request, outcome, rows, held.get(placement.prefill.node, 0))
         self.hot.used(request.blocks, len(rows))
         helpers = placement.helpers
         outcome.num_stages = 1 + len(helpers)
         self._prefills[placement.prefill.node].queue(
             Prompt(
                 outcome,
-                ready_s,
+                fetched.ready_s,
                 on_start=partial(self._prefill_begins, request, outcome, helpers),
                 on_first_token=partial(self._first_token, request, outcome, helpers),
-                on_turn=partial(self._turn_comes, request, outcome, placement.matched_tokens),
+                on_turn=partial(
+                    self._turn_comes, request, outcome, placement.matched_tokens, fetched
+                ),
             ),
             tuple(self._prefills[node] for node in helpers),
         )
 
     def _turn_comes(
-        self, request: TraceRequest, outcome: RequestOutcome, planned_tokens: int
+        self,
+        request: TraceRequest,
+        outcome: RequestOutcome,
+        planned_tokens: int,
+        fetched: Fetched,
     ) -> None:
         """What others made here while it waited, where the plan counted on it, is in this node's memory by now."""
         now_s, directory = self._events.now_s, self.pool.directory
@@ -209,19 +215,18 @@ class DisaggregatedCluster:
             self._slots[outcome.number] = used
             outcome.device_tokens = used.num_held * BLOCK_TOKENS
             outcome.cached_tokens = max(outcome.cached_tokens, outcome.device_tokens)
+            _count(outcome, fetched, used.num_held)
 
     def _fetch(
         self, request: TraceRequest, outcome: RequestOutcome, rows: Rows, num_held: int
-    ) -> float:
-        """Bring what the prefill node has not in its DRAM, nor first in its arena; when it is there."""
+    ) -> Fetched:
+        """Begin to bring what the prefill node has not in its DRAM, nor first in its arena."""
         node, now_s = NodeId(outcome.prefill), self._events.now_s
         fetched = self._fetcher.fetch(
             rows, len(request.blocks), node, num_held=num_held, now_s=now_s
         )
         slow = (*fetched.ssd, *fetched.object)
-        outcome.remote_tokens = len(fetched.remote) * BLOCK_TOKENS
-        outcome.ssd_tokens = len(fetched.ssd) * BLOCK_TOKENS
-        outcome.object_tokens = len(fetched.object) * BLOCK_TOKENS
+        _count(outcome, fetched, num_held)
 
         def arrived() -> None:
             now_s = self._events.now_s
@@ -230,7 +235,7 @@ class DisaggregatedCluster:
 
         if fetched.remote or slow:
             self._events.at(fetched.ready_s, arrived)
-        return fetched.ready_s
+        return fetched
 
     def _prefill_begins(
         self, request: TraceRequest, outcome: RequestOutcome, helpers: Sequence[NodeId]
@@ -301,6 +306,14 @@ class DisaggregatedCluster:
 
     def _store(self, node: NodeId, blocks: Sequence[int], first: int) -> None:
         self.pool.store(node, blocks, first, now_s=self._events.now_s)
+
+
+def _count(outcome: RequestOutcome, fetched: Fetched, num_held: int) -> None:
+    """What was fetched of blocks that the arena has by now was fetched for nothing: no tier gave them."""
+    outcome.remote_tokens, outcome.ssd_tokens, outcome.object_tokens = (
+        BLOCK_TOKENS * sum(depth >= num_held for depth in depths)
+        for depths in (fetched.remote, fetched.ssd, fetched.object)
+    )
 
 
 def _described(node: NodeId, profile: HardwareProfile) -> InstanceDescription:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from integration.test_gateway import MODEL, Bench, ScriptedDecode, running_gateway, says
+from kit.full_disk import room_for
 
 from daemons.config.mc_gateway import AccessLogSection
 from daemons.core.errors import ConfigError
@@ -75,6 +76,19 @@ def test_a_day_has_its_file_and_no_more_than_it_may(tmp_path: Path) -> None:
     assert again.num_lost == 1
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == {"1970-01-02": "line one\n" * 2, "1970-01-03": "line two\n"}
+
+
+def test_a_line_that_had_no_room_takes_nothing_of_another_gateway_with_it(tmp_path: Path) -> None:
+    """Both write to one file of a disk that becomes full."""
+    one, other = (DayFile(lambda day: tmp_path / day, lambda: 0.0, what="lines") for _ in range(2))
+    other.append(b"theirs")
+    with room_for(len(b"theirs\n") + 3):
+        one.append(b"ours")
+    one.append(b"after")
+    assert one.num_lost == 1
+    assert (tmp_path / "1970-01-01").read_text() == "theirs\nafter\n"
+    one.close()
+    other.close()
 
 
 def test_a_folder_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:

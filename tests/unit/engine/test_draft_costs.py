@@ -37,8 +37,12 @@ def test_a_guess_stands_until_something_is_known() -> None:
     assert abs(few.row - guess.row) < 0.5 * guess.row + 0.01
 
 
-def test_steps_without_drafts_and_of_no_time_change_nothing() -> None:
+def test_steps_without_drafts_and_of_no_time_change_nothing_and_do_not_hide_later_ones() -> None:
     costs = MeasuredCosts()
     for _ in range(200):
         costs.observe([0], 100, 0.0)
     assert costs.costs == DraftCosts()
+    for number in range(400):
+        drafts = [number % 2]
+        costs.observe(drafts, 100, 0.05 * (1 + 10 * TRUE.of(drafts)))
+    assert costs.costs.row > 0.2

@@ -224,3 +224,18 @@ def test_what_is_in_the_arena_and_not_in_the_pool_is_put_there_again(
     assert keeping.tier.slots.num_idle == 1
     serve(keeping, 250)
     assert keeping.looked_up == [2], "without a pool nothing is looked up"
+
+
+def test_what_was_cleared_while_a_prompt_went_on_with_it_is_not_put_there_again(
+    keeping: Bench,
+) -> None:
+    serve(keeping, 190)
+    keeping.admit(190, put_target=PutTarget(node=NodeId("c"), control="tcp://127.0.0.1:1"))
+    job = keeping.computing[0]
+    job.num_reused_tokens = 128
+    keeping.tier.forget_ahead(BlockFilter(model="m"))
+    keeping.tier.forget(keeping.tier.hashes())
+    keeping.finish()
+    assert (keeping.looked_up, keeping.publisher.offers) == ([], [])
+    keeping.jobs.pulled(job.request.request_id)
+    assert keeping.told.held == set()

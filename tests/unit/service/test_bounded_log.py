@@ -89,3 +89,26 @@ def test_what_is_owed_is_said_at_the_end_and_kinds_without_end_are_forgotten(
     log.warning(REFUSED, "a", "revoked")
     log.handlers[0].close()
     assert lines(out)[-1] == "refused node=a why=revoked again=1"
+
+
+def test_another_error_under_the_same_words_is_written_with_its_traceback(
+    log: logging.Logger, out: io.StringIO
+) -> None:
+    for error in (KeyError("a"), ValueError("b"), KeyError("a")):
+        try:
+            raise error
+        except (KeyError, ValueError):
+            log.exception("handler failed")
+    said = lines(out)
+    assert said.count("handler failed") == 2
+    assert [each for each in said if "Error: " in each] == ["KeyError: 'a'", "ValueError: b"]
+    log.handlers[0].close()
+    assert lines(out) == ["handler failed error=KeyError('a') again=1"]
+
+
+def test_a_warning_that_does_not_fit_its_values_does_not_end_who_says_it(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = logging.LogRecord("bounded", logging.WARNING, __file__, 1, REFUSED, ("a",), None)
+    log.handlers[0].handle(wrong)
+    assert "not enough arguments" in capsys.readouterr().err

@@ -67,6 +67,18 @@ def test_tiers_add_up_with_the_devices_among_them() -> None:
     assert all(0 <= hit.device <= 1 for hit in result.hits)
 
 
+def test_what_came_from_the_ssd_in_vain_counts_for_the_devices_alone() -> None:
+    """Two that ask for one prefix at a time both fetch it; the second finds it in the first one's slot."""
+    others = [request(60.0 * n, 32, first_block=1000 * n) for n in (1, 2, 3)]
+    plan = DisaggregatedPlan(
+        1, 1, node_tokens=40 * BLOCK_TOKENS, ssd_tokens=1_000_000, device_tokens=20_000
+    )
+    first, second = run(plan, request(0, 16), *others, request(600, 16), request(600, 16))[-2:]
+    whole = 16 * BLOCK_TOKENS
+    assert (first.cached_tokens, first.ssd_tokens, first.device_tokens) == (whole, whole, 0)
+    assert (second.cached_tokens, second.ssd_tokens, second.device_tokens) == (whole, 0, whole)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 511)), max_size=30))
 @settings(max_examples=40, deadline=None)
 def test_the_index_says_what_the_arena_holds(prompts: list[tuple[int, int, int]]) -> None:
