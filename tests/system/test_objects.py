@@ -224,6 +224,9 @@ def test_mcctl_takes_values_of_pipes_and_names_of_any_bytes(
     writer.join(5)
     assert (code, json.loads(out)["name"]) == (0, "\\xff\n")
     assert run("cache", "get", name) == (0, b"said without a size")
+    code, out = run("--output", "json", "cache", "get", name, "--out", str(tmp_path / name))
+    assert (code, json.loads(out)["name"]) == (0, "\\xff\n")
+    assert json.loads(out)["path"].endswith("\\xff\n")
     assert run("cache", "put", name, "/dev/zero")[0] == 78, "it has no end"
     code, out = run("--output", "json", "cache", "rm", name, "--yes")
     assert (code, json.loads(out)["deleted"]) == (0, ["\\xff\n"])

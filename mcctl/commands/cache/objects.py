@@ -151,7 +151,8 @@ def get(
         return
     write_value(out, value)
     if settings.output == "json":
-        render.emit_json(GetResult(name=name, num_bytes=len(value), path=str(out)))
+        path = shown(os.fsencode(out))
+        render.emit_json(GetResult(name=shown(name_of(name)), num_bytes=len(value), path=path))
 
 
 @prints(DeleteResult)
