@@ -31,6 +31,7 @@ def begin(client: ClusterClient, plan: FlushPlan) -> FlushBlocksReply:
         key = "ssd.directory" if plan.to == "ssd" else "object.bucket"
         raise NotFound(
             f"no node that holds these {reply.num_left} blocks has an {plan.to} tier; set {key} of mc-cachenode"
+            + (", or mcctl cluster up --ssd-directory DIR" if plan.to == "ssd" else "")
         )
     return reply
 

@@ -1,5 +1,6 @@
 """mcctl events: what the master publishes, as it happens, and the recent past of it."""
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args
@@ -116,6 +117,8 @@ def _show(items: Iterator[Item], output: Output) -> None:
 def _follow(feed: EventFeed, output: Output, seconds: float | None) -> None:
     ends_s = None if seconds is None else time.monotonic() + seconds
     why_away = ""
+    if output == "table" and sys.stdout.isatty():
+        render.note("[following; Ctrl-C ends]")
     for item in feed.follow(_POLL_S):
         if item is not None:
             _emit(item, output)

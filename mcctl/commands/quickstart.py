@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated
 
 import msgspec
@@ -23,6 +24,7 @@ from mcctl.traffic import Row, Totals, run_traffic, total
 app = new_app()
 
 _QUESTION_CHARS = 44
+_ANSWER_CHARS = 100
 
 
 class QuickstartResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +170,10 @@ def show(result: QuickstartResult, *, on_stderr: bool) -> None:
             "with the cache equal those without it"
             if result.answers_equal
             else "DIFFER with and without the cache",
+        ),
+        (
+            "example",
+            f'to the second: "{shorten(result.requests[1].answer, _ANSWER_CHARS, placeholder="...")}"',
         ),
     ]
     render.show_facts(facts, on_stderr=on_stderr)

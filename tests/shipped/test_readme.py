@@ -8,6 +8,10 @@ import pytest
 from mcctl.commands.quickstart import QuickstartResult, show
 from mcctl.traffic import QUESTIONS, TURNS, Row
 
+_ANSWER = (
+    "If it starts to rain while the dome is open, the society will not allow the dome to be opened until the sky is "
+    "clear."
+)
 _FIGURE = re.compile(r"[\d.]+( (?:ms|s|min|MiB|GiB)\b)?")
 
 
@@ -19,7 +23,7 @@ def _shape(text: str) -> list[str]:
 
 def _row(scenario: str, question: str) -> Row:
     return Row(
-        scenario=scenario, question=question, answer="", is_equal=True, prompt_tokens=1711, reused_tokens=1664,
+        scenario=scenario, question=question, answer=_ANSWER, is_equal=True, prompt_tokens=1711, reused_tokens=1664,
         generated_tokens=1, ttft_s=0.1, ttft_bypass_s=0.1, tbt_s=0.1, prefill="prefill", decode="decode",
         published_blocks=0, pulled_bytes=0, loaded_bytes=0,
     )  # fmt: skip

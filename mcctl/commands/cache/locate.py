@@ -53,7 +53,7 @@ def locate(
     if settings.output == "table":
         render.note(
             f"{found.num_tokens} tokens of {found.model}: {found.matched_tokens} can be reused, "
-            f"{found.tail_tokens} at the end fill no block"
+            f"{found.tail_tokens} at the end fill no block of {found.block_tokens}"
         )
 
 
