@@ -150,7 +150,9 @@ class FreeBlocks(Message, frozen=True, kw_only=True):
 
 
 class RememberClear(Message, frozen=True, kw_only=True):
-    """Notice from the master to every cache node: this was cleared; log it, and tell later masters."""
+    """Notice from the master to every cache node: this was cleared; log it, and tell later masters. To an instance:
+    what it was computing then is not to stay in its arena.
+    """
 
     filter: BlockFilter
     age_ms: int = 0

@@ -166,9 +166,8 @@ def quota(
 
     def put(tenants: TenantFile) -> TenantFile:
         _known(tenants, name)
-        if (
-            pool_bytes is not None
-        ):  # before the file: a master that does not answer leaves both as they were
+        # Before the file: a master that does not answer leaves both as they were.
+        if pool_bytes is not None:
             tenant_pool.set_quota(settings_of(context), name, pool_bytes)
         return msgspec.structs.replace(
             tenants,
