@@ -35,6 +35,7 @@ class Column:
 _PROSE_CHARS: Final = 30
 _FOLDED_CHARS: Final = 16
 """A column of words is folded down to so much, not further: a name must stay one."""
+_UNBOUNDED_CHARS: Final = 10_000
 _PIPE_CHARS: Final = 160
 """Where texts wrap when nobody says how wide it is; a table that needs more takes it."""
 
@@ -80,7 +81,7 @@ def fitted(
     """The table with as many columns as there is room for, and the titles of those that it goes without: where words
     would be folded beyond recognition, of the last numbers too.
     """
-    unbounded = target.options.update(max_width=10_000)
+    unbounded = target.options.update(max_width=_UNBOUNDED_CHARS)
     shown, hidden, is_tall = list(columns), list[str](), False
     while True:
         drawn = table(title, shown, lines, is_tall=is_tall)
@@ -112,11 +113,14 @@ def _least(shown: Sequence[Column], is_squeezed: bool) -> Column | None:
 
 
 def _foldable(shown: Sequence[Column], lines: Sequence[Any]) -> int:
-    """By how many characters columns of words can be narrower."""
+    """By how many characters columns of words can be narrower; `fitted` has cut prose already."""
     widths = [
-        max((len(column.text(row)) for row in lines), default=0)
+        min(
+            max((len(column.text(row)) for row in lines), default=0),
+            _PROSE_CHARS if column.is_prose else _UNBOUNDED_CHARS,
+        )
         for column in shown
-        if not column.is_number and not column.is_prose
+        if not column.is_number
     ]
     return sum(max(0, width - _FOLDED_CHARS) for width in widths)
 

@@ -84,6 +84,9 @@ def test_narrow_terminal_keeps_names_whole_and_goes_without_the_last_numbers(
     assert all(len(line) <= 80 for line in lines)
     assert sum("kvcache-centric" in line for line in lines) == len(THINGS)
     assert lines[-1] == "(columns left out, no room: figure 8, figure 7)"
+    prose = Column("said", lambda _: "word " * 20, is_prose=True)
+    render.show_table("", [prose, *columns[1:6]], THINGS)
+    assert "left out" not in capsys.readouterr().out, "prose is cut before a number goes"
 
 
 def test_tree_shows_every_branch(capsys: pytest.CaptureFixture[str]) -> None:
