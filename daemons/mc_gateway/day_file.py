@@ -24,7 +24,6 @@ class DayFile:
         self._path_of = path_of
         self._what = what
         self._max_bytes = max_bytes
-        self._day = ""
         self._descriptor = -1
         self._num_bytes = 0
         self._open(day_of(wall()))
@@ -54,16 +53,33 @@ class DayFile:
             self._descriptor = -1
 
     def _open(self, day: str) -> None:
-        if day == self._day and self._descriptor >= 0:
-            return
-        self.close()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self._path_of(day), flags, 0o640)
-        self._num_bytes = os.fstat(self._descriptor).st_size
-        self._day = day
+        descriptor = open_at(self._path_of(day), self._descriptor)
+        if descriptor != self._descriptor:
+            self._descriptor = descriptor
+            self._num_bytes = os.fstat(descriptor).st_size
 
     def _take_back(self, num_written: int) -> None:
         """The last bytes that were written, where nobody wrote behind them: another gateway may, to the same file."""
         end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
         if end == os.fstat(self._descriptor).st_size:
             os.ftruncate(self._descriptor, end - num_written)
+
+
+def open_at(path: Path, before: int) -> int:
+    """A descriptor of the file that is at `path` now; a new file where somebody has moved it away. `before`: the one
+    that was in use, or -1; it is closed once another is there. Raises OSError, and then it stays open.
+    """
+    if before >= 0 and _is_at(before, path):
+        return before
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o640)
+    if before >= 0:
+        os.close(before)
+    return descriptor
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False

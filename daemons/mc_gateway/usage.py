@@ -6,17 +6,15 @@ import asyncio
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from daemons.config.usage import UsageLine, day_of, encode_line, read_usage, usage_file
 from daemons.core.errors import ConfigError
+from daemons.mc_gateway.day_file import WallClock, open_at
 from daemons.service.paths import NO_ROOM
 
 log = logging.getLogger(__name__)
-
-WallClock = Callable[[], float]
 
 MAX_WAITING: Final = 65_536
 """Lines, some 300 bytes each; beyond it the oldest are lost."""
@@ -33,7 +31,6 @@ class UsageLog:
         self._waiting: deque[tuple[str, bytes]] = deque()
         """Day and line; the oldest first."""
         self._is_failing = False
-        self._path: Path | None = None
         self._descriptor = -1
         self._is_torn = False
         """What was written last has no end: the next line must not be its continuation."""
@@ -114,26 +111,13 @@ class UsageLog:
             raise OSError(0, "only a part of a line was written")
 
     def _open(self, day: str) -> None:
-        """That day's file; a new one where somebody has moved it away."""
-        path = usage_file(self._directory, day)
-        if path == self._path and _is_at(self._descriptor, path):
-            return
-        self._close_file()
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        self._descriptor, self._path = os.open(path, flags, 0o640), path
-        size = os.fstat(self._descriptor).st_size
-        self._is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+        descriptor = open_at(usage_file(self._directory, day), self._descriptor)
+        if descriptor != self._descriptor:
+            self._descriptor = descriptor
+            size = os.fstat(descriptor).st_size
+            self._is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
     def _close_file(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._path = -1, None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    if descriptor < 0:
-        return False
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
+        self._descriptor = -1

@@ -78,6 +78,21 @@ def test_a_day_has_its_file_and_no_more_than_it_may(tmp_path: Path) -> None:
     assert written == {"1970-01-02": "line one\n" * 2, "1970-01-03": "line two\n"}
 
 
+def test_a_file_that_was_moved_away_or_deleted_is_begun_anew(tmp_path: Path) -> None:
+    file = DayFile(lambda day: tmp_path / day, lambda: 0.0, what="lines", max_bytes=len(b"one\n"))
+    today = tmp_path / "1970-01-01"
+    file.append(b"one")
+    today.rename(tmp_path / "moved")
+    file.append(b"two")
+    assert (tmp_path / "moved").read_text() == "one\n"
+    assert today.read_text() == "two\n"
+    today.unlink()
+    file.append(b"six")
+    file.close()
+    assert today.read_text() == "six\n"
+    assert file.num_lost == 0
+
+
 def test_a_line_that_had_no_room_takes_nothing_of_another_gateway_with_it(tmp_path: Path) -> None:
     """Both write to one file of a disk that becomes full."""
     one, other = (DayFile(lambda day: tmp_path / day, lambda: 0.0, what="lines") for _ in range(2))
