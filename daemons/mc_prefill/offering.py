@@ -4,12 +4,19 @@ Each offer holds the prompt's slot until the cache node has answered. Loop threa
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from daemons.client.publisher import Publisher, block_meta
+from daemons.core.units import MIB
 from daemons.engine.instance import Instance
 from daemons.mc_prefill.job import Holder, Job
 from daemons.mc_prefill.siblings import Match
 from daemons.protocol.block import BlockLocation, PutBlock
+
+_GROUP_BYTES: Final = 256 * MIB
+"""Of one put, which ends as a whole: a slow network brings this much well within its time."""
+_GROUP_BLOCKS: Final = 256
+"""A cache node lets a bounded number wait for room."""
 
 
 class Offering:
@@ -35,9 +42,7 @@ class Offering:
         size = self._instance.geometry.block_tokens
         first, last = -(-start // size), min(end // size, len(job.request.hashes))
         if first < last and self._may_offer(job):
-            holder: Holder = job.request.hashes[first]
-            job.holders.add(holder)
-            self._offer(job, first, last, holder)
+            self._offer(job, first, last)
 
     def computed(self, job: Job) -> None:
         """What was in the arena and, by the plan, not in the pool is put there: blocks behind it are of no use there
@@ -54,7 +59,8 @@ class Offering:
             if job.slot is None or len(found) >= num_held:
                 self._let_go(job, holder)
             else:
-                self._offer(job, len(found), num_held, holder)
+                job.holders.discard(holder)
+                self._offer(job, len(found), num_held)
 
         self._match(job.request.hashes[:num_held], on_found)
 
@@ -63,24 +69,29 @@ class Offering:
         is_wanted = request.put_target is not None and request.cache == "use"
         return self._publisher is not None and is_wanted and job.slot is not None
 
-    def _offer(self, job: Job, first: int, last: int, holder: Holder) -> None:
-        """Blocks [first, last)."""
+    def _offer(self, job: Job, first: int, last: int) -> None:
+        """Blocks [first, last), a group after another: one that is not all taken is the last."""
         request, slot, geometry = job.request, job.slot, self._instance.geometry
         assert self._publisher is not None, "there is a way"
         assert request.put_target is not None, "there is a pool"
         assert slot is not None, "it is held"
         size = geometry.block_tokens
+        end = min(last, first + min(_GROUP_BLOCKS, max(1, _GROUP_BYTES // geometry.block_bytes)))
+        holder: Holder = request.hashes[first]
+        job.holders.add(holder)
         blocks = [
             PutBlock(
                 meta=block_meta(request, request.hashes, index, size),
                 source=self._instance.source(slot, index * size, (index + 1) * size),
                 num_layers=geometry.num_layers,
             )
-            for index in range(first, last)
+            for index in range(first, end)
         ]
 
         def on_done(num_stored: int) -> None:
             self._on_stored(num_stored)
+            if end < last and num_stored == len(blocks) and job.slot is not None:
+                self._offer(job, end, last)
             self._let_go(job, holder)
 
         self._publisher.offer(request.put_target, blocks, on_done)
