@@ -107,12 +107,12 @@ class PrefillApp:
         self._model.submit(job)
 
     def _match(
-        self, hashes: list[BlockHash], on_found: Callable[[list[BlockLocation]], object]
+        self, hashes: list[BlockHash], on_found: Callable[[list[BlockLocation] | None], object]
     ) -> None:
-        """Where the blocks are by now; nothing found where the master does not say in time."""
+        """Where the blocks are by now; None where the master does not say in time."""
 
         def on_reply(reply: Reply | McError) -> None:
-            on_found(reply.locations.unpack() if isinstance(reply, MatchReply) else [])
+            on_found(reply.locations.unpack() if isinstance(reply, MatchReply) else None)
 
         asked = Match(hashes=hashes, near=host_id())
         self._node.ask_master(asked, timeout_s=_MATCH_S, on_reply=on_reply)

@@ -46,7 +46,7 @@ class Offering:
 
     def computed(self, job: Job) -> None:
         """What was in the arena and, by the plan, not in the pool is put there: blocks behind it are of no use there
-        without it. Others may have put it meanwhile, so the master is asked.
+        without it. Others may have put it meanwhile, so the master is asked; nothing is put where it does not say.
         """
         first = len(job.request.matched)
         num_held = job.num_held_tokens // self._instance.geometry.block_tokens
@@ -55,8 +55,8 @@ class Offering:
         holder: Holder = job.request.hashes[first]
         job.holders.add(holder)
 
-        def on_found(found: list[BlockLocation]) -> None:
-            if job.slot is None or len(found) >= num_held:
+        def on_found(found: list[BlockLocation] | None) -> None:
+            if found is None or job.slot is None or len(found) >= num_held:
                 self._let_go(job, holder)
             else:
                 job.holders.discard(holder)

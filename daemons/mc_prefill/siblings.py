@@ -20,8 +20,8 @@ _REPORT_S: Final = 0.03
 _MOST_SEAL_S: Final = 1.0
 """So long at most for a cache node to take them, once they are computed."""
 
-Match = Callable[[list[BlockHash], Callable[[list[BlockLocation]], object]], object]
-"""Ask the master where the blocks of a chain are; exactly one answer, empty where there is none."""
+Match = Callable[[list[BlockHash], Callable[[list[BlockLocation] | None], object]], object]
+"""Ask the master where the blocks of a chain are; exactly one answer, None where it does not say in time."""
 
 
 class Siblings:
@@ -82,7 +82,7 @@ class Siblings:
         if job.is_ended:
             return
         job.sibling = "asked"
-        self._match(job.request.hashes, lambda found: self._found(job, found))
+        self._match(job.request.hashes, lambda found: self._found(job, found or []))
 
     def _found(self, job: Job, found: list[BlockLocation]) -> None:
         if job.is_ended:

@@ -110,8 +110,8 @@ class Bench:
         instance = Instance(None, None, None, generations, self.arena, None, model)
         self.loader = PrefixLoader(self.loop, None, None, num_workers=1, timeout_s=1.0)
         self.looked_up: list[int] = []
-        self.in_pool: list[object] = []
-        """What the master finds of any chain."""
+        self.in_pool: list[object] | None = []
+        """What the master finds of any chain; None: it does not say."""
         effects = Effects(self.computing.append, self._withdraw, lambda *_: None, self._match)
         config = PrefillSection(max_queued=600, hold_s=5.0)
         self.told = Told()
@@ -150,9 +150,11 @@ class Bench:
         self.clock.advance(seconds)
         self.loop.run_once(0)
 
-    def _match(self, hashes: list[object], on_found: Callable[[list[object]], object]) -> None:
+    def _match(
+        self, hashes: list[object], on_found: Callable[[list[object] | None], object]
+    ) -> None:
         self.looked_up.append(len(hashes))
-        on_found(self.in_pool[: len(hashes)])
+        on_found(None if self.in_pool is None else self.in_pool[: len(hashes)])
 
     def _withdraw(self, job: Job) -> bool:
         """The first is begun, the others wait."""

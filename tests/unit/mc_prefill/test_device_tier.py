@@ -201,14 +201,14 @@ def test_who_waits_for_a_prompt_that_is_given_up_does_not_wait_for_its_copy_as_w
     bench.loop.close()
 
 
-@pytest.mark.parametrize(("num_in_pool", "offered"), [(0, [0, 1]), (1, [1]), (3, [])])
+@pytest.mark.parametrize(("num_in_pool", "offered"), [(0, [0, 1]), (1, [1]), (3, []), (None, [])])
 def test_what_is_in_the_arena_and_not_in_the_pool_is_put_there_again(
-    keeping: Bench, num_in_pool: int, offered: list[int]
+    keeping: Bench, num_in_pool: int | None, offered: list[int]
 ) -> None:
-    """Its cache node is gone; whatever follows a prefix is found behind it alone."""
+    """Its cache node is gone; whatever follows a prefix is found behind it alone. With None the master is away."""
     serve(keeping, 190)
     target = PutTarget(node=NodeId("c"), control="tcp://127.0.0.1:1")
-    keeping.in_pool = [object()] * num_in_pool
+    keeping.in_pool = None if num_in_pool is None else [object()] * num_in_pool
     call = keeping.admit(250, put_target=target)
     assert isinstance(call.said[0], PrefillStarted)
     job = keeping.computing[0]

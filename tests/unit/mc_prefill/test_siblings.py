@@ -54,15 +54,15 @@ def test_who_lacks_blocks_that_are_being_made_waits(
     assert is_making(other, mine) is waits  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("found", "kept"), [("abcd", "abcd"), ("", "ab")])
+@pytest.mark.parametrize(("found", "kept"), [("abcd", "abcd"), ("", "ab"), (None, "ab")])
 def test_what_was_made_meanwhile_is_reused_and_a_shorter_answer_is_not(
-    found: str, kept: str
+    found: str | None, kept: str
 ) -> None:
     clock = ManualClock()
     loop, ready, reused = Loop(clock), list[str](), list[int]()
     siblings = Siblings(
         loop,
-        lambda _, on_found: on_found(list(found)),
+        lambda _, on_found: on_found(None if found is None else list(found)),
         lambda: ready.append("again"),
         reused.append,
     )
