@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,6 +17,7 @@ from typing import Annotated, Final
 import msgspec
 
 from daemons.config.base import MAX_FILE_BYTES, Section, load_config
+from daemons.core.clock import monotonic
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.ids import NodeId, PublicKey
 from daemons.protocol.key import AllowedKey, KeyRole
@@ -24,6 +26,7 @@ Hex32 = Annotated[str, msgspec.Meta(extra={"form": "key"})]
 NodeName = Annotated[str, msgspec.Meta(extra={"form": "name"})]
 
 MAX_NAMESPACE_BYTES: Final = 256
+_POLL_S: Final = 0.02
 
 
 class KeyFile(Section, frozen=True, kw_only=True):
@@ -188,17 +191,30 @@ def _sync(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Around reading `path` and writing it again. Raises Exhausted while another holds it, ConfigError if it cannot."""
+def locked(path: Path, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Around reading `path` and writing it again. Raises Exhausted when another holds it for `wait_s`, ConfigError if
+    it cannot.
+    """
     lock = path.with_name(f".{path.name}.lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot write beside {path}: {error.strerror}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        deadline_s = monotonic() + wait_s
+        while not _is_taken(descriptor):
+            if monotonic() >= deadline_s:
+                raise Exhausted(f"another process is changing {path}; try again")
+            time.sleep(_POLL_S)
         yield
-    except BlockingIOError:
-        raise Exhausted(f"another process is changing {path}; try again") from None
     finally:
         os.close(descriptor)
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -7,12 +7,15 @@ them; a local cluster has none, so each one begins above all before it.
 from pathlib import Path
 from typing import Final
 
+from daemons.config.key_files import locked, write_whole
 from daemons.core.errors import ConfigError
 from mcctl.cluster.plan import ClusterOptions
 
 _FILE: Final = "incarnation"
 _ROOM: Final = 256
 """Starts of a master in the life of one cluster."""
+_LOCK_S: Final = 30.0
+"""Another holds it for two small writes."""
 
 
 def keeps_blocks(options: ClusterOptions) -> bool:
@@ -21,16 +24,19 @@ def keeps_blocks(options: ClusterOptions) -> bool:
 
 
 def begin_above(home: Path, state: Path) -> None:
-    """Before the first start of a master whose state directory this is; `home` remembers. Raises ConfigError."""
-    try:
-        before = int((home / _FILE).read_text(encoding="ascii")) + _ROOM
-    except (OSError, ValueError):
-        before = _ROOM
+    """Before the first start of a master whose state directory this is; `home` remembers, and no two clusters that
+    start together begin alike. Raises ConfigError, Exhausted.
+    """
     try:
         for directory in (home, state):
             directory.mkdir(parents=True, exist_ok=True)
-            fresh = directory / f"{_FILE}.new"
-            fresh.write_text(f"{before}\n", encoding="ascii")
-            fresh.replace(directory / _FILE)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; it has to be written to") from None
+    counter = home / _FILE
+    with locked(counter, wait_s=_LOCK_S):
+        try:
+            before = int(counter.read_text(encoding="ascii")) + _ROOM
+        except (OSError, ValueError):
+            before = _ROOM
+        for path in (counter, state / _FILE):
+            write_whole(path, f"{before}\n")
