@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from kit.deploy_page import commands
@@ -26,7 +27,8 @@ set -euo pipefail
 
 
 def test_its_configs_pass_the_check(tmp_path: Path) -> None:
-    script = _SSH + commands("1. The machines", "3. Keys", "5. The configs")
+    typed = commands("1. The machines", "3. Keys", "5. The configs")
+    script = _SSH + textwrap.indent(typed, " " * 11)  # as it is shown
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script],
