@@ -43,9 +43,11 @@ def no_room(found: FileSystem, wanted: int, host: Host) -> tuple[str, str] | Non
             f"has {format_size(found.size_bytes)}, the segments there take {format_size(wanted)}",
             f"mount -o remount,size={_with_room(wanted)} {found.mount}, or lower `segment.size`",
         )
+    if found.kind != "hugetlbfs" or not found.page_bytes:  # 0: it tells none
+        return None
     num_pages = -(-wanted // found.page_bytes)
     num_there = host.hugepages.get(found.page_bytes, 0)
-    if found.kind != "hugetlbfs" or num_there >= num_pages:
+    if num_there >= num_pages:
         return None
     page = format_size(found.page_bytes)
     pool = f"/sys/kernel/mm/hugepages/hugepages-{found.page_bytes >> 10}kB/nr_hugepages"

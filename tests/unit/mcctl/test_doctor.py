@@ -119,6 +119,12 @@ def test_a_hugetlbfs_needs_pages_that_the_kernel_has_set_apart() -> None:
     assert read_host().hugepages.keys() <= {1 << n for n in range(12, 40)}
 
 
+@pytest.mark.parametrize("kind", ["fuse.s3fs", "hugetlbfs"])
+def test_a_file_system_that_tells_no_block_size_has_room(kind: str) -> None:
+    found = FileSystem(kind, "/mnt", 0, 0, page_bytes=0)
+    assert no_room(found, 64 << 20, Host(0, is_clock_synchronized=True)) is None
+
+
 def test_a_master_of_another_protocol_is_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
