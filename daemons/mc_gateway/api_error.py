@@ -1,6 +1,7 @@
 """Errors as an OpenAI client reads them: a status and {"error": {message, type, param, code}}."""
 
 import math
+import re
 from typing import Final
 
 import msgspec
@@ -17,6 +18,9 @@ _TYPES: Final = {
 
 
 _MAX_MESSAGE: Final = 600
+_ADDRESS: Final = re.compile(
+    r"\b(?:tcp|ipc|inproc)://[^\s;,'\"`)]+(?<![.:])|(?:\b\d+(?:\.\d+){3}|\[[\da-fA-F:.]+\]):\d+\b"
+)
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
@@ -52,6 +56,8 @@ class ApiError(Exception):
     def body(self) -> bytes:
         kind = _TYPES.get(self.status, "invalid_request_error")
         message = self.message
+        if self.status >= 429:  # of the cluster and not of what was sent; the log has all of it
+            message = _ADDRESS.sub("a node of the cluster", message)
         if len(message) > _MAX_MESSAGE:  # a value that the client sent may be quoted in it
             message = message[:_MAX_MESSAGE] + "..."
         return msgspec.json.encode(ErrorBody(ErrorObject(message, kind, self.param, self.code)))

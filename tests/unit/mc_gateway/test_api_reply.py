@@ -141,6 +141,30 @@ def test_statuses_of_families(error: McError, status: int, retry_after: int | No
     assert set(json.loads(shown.body())["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "tcp://10.0.0.7:7700 does not answer; is it running?",
+            "a node of the cluster does not answer; is it running?",
+        ),
+        (
+            "to tcp://[fd00::7]:77, ipc:///run/a.",
+            "to a node of the cluster, a node of the cluster.",
+        ),
+        ("10.0.0.7:80 or [fd00::7]:80 left", "a node of the cluster or a node of the cluster left"),
+        ("no instance serves 'tiny' now", "no instance serves 'tiny' now"),
+    ],
+)
+def test_an_error_of_the_cluster_names_no_address_inside_it(message: str, shown: str) -> None:
+    for cause in (Unavailable(message), Exhausted(message)):
+        error = from_mc_error(cause)
+        assert json.loads(error.body())["error"]["message"] == shown
+        assert error.message == message, "for the log"
+    mine = bad_request("`stop` is tcp://x:1")
+    assert json.loads(mine.body())["error"]["message"] == mine.message
+
+
 def test_an_error_quotes_only_so_much_of_what_was_sent() -> None:
     body = json.loads(bad_request(f"`stop` is {'x' * 70_000}").body())
     assert len(body["error"]["message"]) < 1000
