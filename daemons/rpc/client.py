@@ -15,8 +15,7 @@ from daemons.protocol.base import MALFORMED, Message, Ping
 from daemons.protocol.failure import Failure, Unwelcome, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
-from daemons.rpc.connection import Connection
-from daemons.rpc.dealer import AT_ONCE_S
+from daemons.rpc.connection import AT_ONCE_S, Connection
 from daemons.rpc.framing import Header, Kind, unpack_header
 from daemons.rpc.loop import Loop, Timer
 

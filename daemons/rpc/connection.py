@@ -4,7 +4,7 @@ What waits for a handshake is sent once it succeeded; what is lost with a connec
 """
 
 from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -16,6 +16,9 @@ from daemons.rpc.dealer import GET_KEYS, MONITORED, NO_KEYS, keys_missing, new_d
 from daemons.rpc.frames import await_message, has_more, receive, send_frames
 from daemons.rpc.loop import Loop, Timer
 
+AT_ONCE_S: Final = 0.02
+"""So long an answer is awaited without the loop's help; beats are too rare to miss it."""
+
 
 class Listener(Protocol):
     """Who uses the connection."""
@@ -23,7 +26,8 @@ class Listener(Protocol):
     def on_connected(self) -> None:
         """What is sent now goes before all that waited."""
 
-    def on_frames(self, frames: list[bytes]) -> None: ...
+    def on_frames(self, frames: list[bytes]) -> None:
+        """A whole message; another may follow before the loop does anything else."""
 
     def on_lost(self, error: McError) -> None:
         """At once."""
@@ -68,6 +72,7 @@ class Connection:
             self._lose_soon(Unwelcome(why_not))
             return
         socket = new_dealer(self._loop.context, identity, self._server_key)
+        socket.setsockopt(zmq.RCVTIMEO, round(AT_ONCE_S * 1000))
         self._monitor = socket.get_monitor_socket(MONITORED)
         self.socket = socket
         self._loop.add_reader(self._monitor, self._on_monitor)

@@ -17,8 +17,6 @@ MONITORED: Final = (
     | zmq.EVENT_DISCONNECTED
 )
 """What a channel wants to hear of its socket."""
-AT_ONCE_S: Final = 0.02
-"""So long an answer is awaited without the loop's help; beats are too rare to miss it."""
 GET_KEYS: Final = (
     "`mcctl keys generate NODE --role ROLE --authorize` on the master's host makes one; set `security.key_file` and "
     "`security.master_key` (mcctl, whose role is admin: --key-file and --master-key), see mc-deploy(7), Keys"
@@ -39,7 +37,6 @@ def new_dealer(
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
     socket.setsockopt(zmq.SNDHWM, 20_000)
     socket.setsockopt(zmq.RCVHWM, 20_000)
-    socket.setsockopt(zmq.RCVTIMEO, round(AT_ONCE_S * 1000))
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     if server_key is not None and identity is not None:
         use_keys(socket, identity.pair, server_key)

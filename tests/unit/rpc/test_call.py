@@ -11,7 +11,7 @@ from daemons.protocol.base import Ok
 from daemons.protocol.block import CacheStat, FreeBlocks
 from daemons.protocol.messages import Notice
 from daemons.rpc import Call, Channel, Loop
-from daemons.rpc.dealer import AT_ONCE_S
+from daemons.rpc.connection import AT_ONCE_S
 
 pytestmark = pytest.mark.timeout(60)
 
