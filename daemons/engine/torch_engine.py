@@ -11,6 +11,7 @@ import torch
 
 from daemons.config.common import EngineSection, ModelSection
 from daemons.core.errors import ConfigError
+from daemons.core.units import format_size
 from daemons.engine.base import Made, PrefillHooks
 from daemons.engine.canary import CanaryResult, run_canary
 from daemons.engine.draft_plan import Drafting
@@ -27,10 +28,12 @@ from daemons.engine.slots import Slot
 from daemons.engine.staging import Staging
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.request import SamplingParams
-from daemons.transfer import GenerationTable, TransferEngine, allocate_shared
+from daemons.transfer import GenerationTable, Progress, TransferEngine, allocate_shared
 
 log = logging.getLogger(__name__)
 
+_PROGRESS_S: Final = 5.0
+"""Between two words on the arena's memory."""
 _SIGNATURE: Final = "canary"
 """Of the prompt's KV at a start that found no difference."""
 
@@ -95,8 +98,9 @@ def open_torch(
     _check_device(engine.device)
     geometry = read_geometry(model_dir, engine.dtype, engine.block_tokens)
     num_tokens = capacity_tokens(engine, geometry)
-    memory = allocate_shared("mooncake-kv", KvArena.arena_bytes(geometry, num_tokens))
-    memory.populate()
+    arena_bytes = KvArena.arena_bytes(geometry, num_tokens)
+    memory = allocate_shared("mooncake-kv", arena_bytes, progress=_log_progress("allocated"))
+    memory.populate(_log_progress("mapped"))
     region = transfer.register(memory)
     generations = GenerationTable(transfer, engine.max_sequences)
     is_host = engine.device == "cpu"
@@ -116,6 +120,19 @@ def open_torch(
     description = _describe(model, engine, runner, canary)
     torch_engine = TorchEngine(runner, staging, Drafting(engine.draft_tokens))
     return Instance(transfer, memory, region, generations, arena, torch_engine, description)
+
+
+def _log_progress(what: str) -> Progress:
+    """A host may give hundreds of GiB, which takes minutes."""
+    logged_s = time.monotonic()
+
+    def log_progress(num_bytes: int, total: int) -> None:
+        nonlocal logged_s
+        if time.monotonic() - logged_s >= _PROGRESS_S:
+            logged_s = time.monotonic()
+            log.info("KV arena %s=%s of=%s", what, format_size(num_bytes), format_size(total))
+
+    return log_progress
 
 
 def _start_runner(

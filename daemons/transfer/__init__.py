@@ -7,6 +7,7 @@ from daemons.transfer.engine import TransferEngine
 from daemons.transfer.generation import GenerationTable
 from daemons.transfer.handle import Handle, SliceStatus
 from daemons.transfer.memory import (
+    Progress,
     SharedMemory,
     adopt_shared,
     allocate_shared,
@@ -42,6 +43,7 @@ __all__ = [
     "NotOver",
     "Notification",
     "Pinned",
+    "Progress",
     "Read",
     "ReadBatch",
     "RegionRef",

@@ -3,7 +3,6 @@
 A region that others map is fully allocated and cannot shrink, so no reader dies of SIGBUS.
 """
 
-import contextlib
 import errno
 import fcntl
 import functools
@@ -22,10 +21,10 @@ from daemons.core.errors import ConfigError, Exhausted, TransferError
 from daemons.core.ids import HostId
 from daemons.core.units import MIB, format_size
 from daemons.transfer.device_memory import DeviceMemory, LocalMemory, address_of
+from daemons.transfer.prefault import prefault
 from daemons.transfer.strided import ByteArray
 
 _ALLOCATE_STEP = 256 * MIB
-_MADV_POPULATE_WRITE = 23
 Access = Literal["read", "read-write"]
 """What peers may do to a region."""
 
@@ -54,11 +53,17 @@ class SharedMemory:
         """Somebody took pages of the file away: whoever looks at them now is ended by the kernel."""
         return self.fd >= 0 and os.fstat(self.fd).st_size < self.size_bytes
 
-    def populate(self) -> None:
-        """Map every page now, where the kernel can (Linux 5.14): later each page's first touch takes a microsecond."""
-        assert self._map is not None, "it is open"
-        with contextlib.suppress(OSError):
-            self._map.madvise(_MADV_POPULATE_WRITE)
+    def populate(self, progress: Progress | None = None) -> None:
+        """Map every page now, where the kernel can (Linux 5.14): later each page's first touch takes a microsecond.
+
+        Other threads go on meanwhile.
+        """
+        for start in range(0, self.size_bytes, _ALLOCATE_STEP):
+            end = min(start + _ALLOCATE_STEP, self.size_bytes)
+            if not prefault(self.array[start:end]):
+                return
+            if progress:
+                progress(end, self.size_bytes)
 
     def close(self) -> None:
         """Give the pages up; they live on while any view, here or at a peer, still shows them."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from daemons.core.errors import ConfigError, TransferError
+from daemons.transfer import memory as memory_module
 from daemons.transfer.memory import allocate_shared, available_bytes, host_id, reopen_shared
 from daemons.transfer.regions import RegionTable
 
@@ -20,10 +21,14 @@ def test_anonymous_shared_memory_cannot_shrink() -> None:
     memory.close()
 
 
-def test_populated_memory_is_mapped_and_keeps_its_bytes() -> None:
+def test_populated_memory_is_mapped_step_by_step_and_keeps_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_module, "_ALLOCATE_STEP", 24 * 4096)
     memory = allocate_shared("test", 64 * 4096)
     memory.array[5 * 4096] = 7
-    memory.populate()
+    told: list[tuple[int, int]] = []
+    memory.populate(lambda done, total: told.append((done // 4096, total // 4096)))
     assert (memory.array[5 * 4096], memory.array.sum()) == (7, 7)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for page in range(64):
@@ -32,6 +37,7 @@ def test_populated_memory_is_mapped_and_keeps_its_bytes() -> None:
     memory.close()
     if tuple(map(int, platform.release().split(".")[:2])) >= (5, 14):
         assert faults < 32
+        assert told == [(24, 64), (48, 64), (64, 64)]
 
 
 def test_file_is_fully_allocated_and_goes_with_close(tmp_path: Path) -> None:
