@@ -24,19 +24,21 @@ log = logging.getLogger(__name__)
 FILE_NAME: Final = "tried-kernels.json"
 _MAX_BYTES: Final = 1 << 20
 _ENVIRONMENT: Final = (
-    *(
-        "ATEN_",
-        "BLIS_",
-        "CUBLAS_",
-        "CUDA_",
-        "DNNL_",
-        "GLIBC_TUNABLES",
-        "GOMP_",
-        "KMP_",
-        "LD_",
-        "MKL_",
-    ),
-    *("NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH"),
+    "ATEN_",
+    "BLIS_",
+    "CUBLAS_",
+    "CUDA_",
+    "DNNL_",
+    "GLIBC_TUNABLES",
+    "GOMP_",
+    "KMP_",
+    "LD_",
+    "MKL_",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "TORCH",
 )
 _CPU_FIELDS: Final = ("vendor_id", "model name", "cpu family", "model", "stepping", "flags")
 _T = TypeVar("_T")

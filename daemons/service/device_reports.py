@@ -132,7 +132,6 @@ class DeviceReports:
 
     def on_heard(self, report: Report, reply: ReportReply) -> None:
         """What the master does not want is forgotten, and what is being made from it is not to stay."""
-        assert report.tier == "device"
         if reply.unwanted:
             held = self._held_now()
             held.forget_ahead(BlockFilter(hashes=tuple(reply.unwanted)), 0.0)
