@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from daemons.mc_gateway.answer import Answer, Update
 from daemons.mc_gateway.api_error import ApiError
 from daemons.mc_gateway.api_reply import DONE, Shape
+from daemons.service.bounded_log import BOUNDED
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Outbound:
             "request refused status=%d why=%s",
             error.status,
             error.message,
+            extra=BOUNDED,
         )
         if self._is_complete:
             return error.status

@@ -1,5 +1,6 @@
-"""Warnings and errors that others can cause without end must not fill the disk: a handler that writes the same text
-once a minute, and of one kind (one format string) at most so many texts; then it says how many it left out.
+"""Lines that others can cause without end must not fill the disk: warnings, errors, and what says `extra=BOUNDED`. A
+handler that writes the same text once a minute, and of one kind (one format string) at most so many texts; then it
+says how many it left out.
 """
 
 import logging
@@ -15,6 +16,8 @@ MAX_TEXTS: Final = 20
 _MAX_KINDS: Final = 256
 _MAX_ERROR: Final = 200
 """Characters of an error that tell it from others."""
+BOUNDED: Final = {"is_bounded": True}
+"""`extra` of a line at INFO that others cause as often as they like."""
 
 
 @dataclass(slots=True)
@@ -39,7 +42,7 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of std
         now_s = self._clock()
         while self._kinds and now_s - next(iter(self._kinds.values())).began_s >= WINDOW_S:
             self._end_window(now_s)
-        if record.levelno < logging.WARNING or self._is_new(record, now_s):
+        if not _is_bounded(record) or self._is_new(record, now_s):
             super().emit(record)
 
     def close(self) -> None:
@@ -85,6 +88,12 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of std
     def _write(self, text: str) -> None:
         values = {"msg": text, "levelno": logging.WARNING, "levelname": "WARNING"}
         super().emit(logging.makeLogRecord(values))
+
+
+def _is_bounded(record: logging.LogRecord) -> bool:
+    if record.levelno >= logging.WARNING:
+        return True
+    return record.levelno >= logging.INFO and hasattr(record, "is_bounded")
 
 
 def _text(record: logging.LogRecord) -> str:

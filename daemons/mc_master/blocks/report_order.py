@@ -10,6 +10,7 @@ from daemons.conductor.membership import Member
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report, ReportReply
+from daemons.service.bounded_log import BOUNDED
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,13 @@ def out_of_order(member: Member, report: Report, cleared_since: ClearedSince) ->
         return ReportReply(unwanted=list(cleared_since(report.node, report.sealed)))
     member.has_old_blocks = True
     if report.sequence > expected:
-        log.info("report gap node=%s expected=%d got=%d", report.node, expected, report.sequence)
+        log.info(
+            "report gap node=%s expected=%d got=%d",
+            report.node,
+            expected,
+            report.sequence,
+            extra=BOUNDED,
+        )
         member.next_sequence = None
         return ReportReply(announce=True)
     return None

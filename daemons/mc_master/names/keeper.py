@@ -26,6 +26,7 @@ from daemons.protocol.objects import DeleteNamesReply
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report
 from daemons.rpc import Call, Timer
+from daemons.service.bounded_log import BOUNDED
 from daemons.store.names import NameTable
 from daemons.store.object_rows import MAX_SCANNED, OBJECT_MODEL, find_orphans
 from daemons.store.slot_table import Place
@@ -207,7 +208,7 @@ class NameKeeper:
         if self._orphan_row >= len(state.directory.blocks.kind):
             self._orphan_row = 0
         for node, hashes in orphans.items():
-            log.info("chunks without an object node=%s num=%d", node, len(hashes))
+            log.info("chunks without an object node=%s num=%d", node, len(hashes), extra=BOUNDED)
             self._free(node, hashes)
 
     def free_chunks(self, key: BlockHash, version: int, num_chunks: int) -> None:

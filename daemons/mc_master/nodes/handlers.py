@@ -30,6 +30,7 @@ from daemons.protocol.node import (
 )
 from daemons.protocol.segment import regions_of
 from daemons.rpc import Call
+from daemons.service.bounded_log import BOUNDED
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +199,9 @@ class MembershipHandlers:
         """A reader failed at it; the node's own beats say whether it is dead."""
         transition = self._state.membership.doubt(message.node, message.epoch)
         if transition is not None:
-            log.info("a reader failed node=%s why=%r", message.node, message.why[:200])
+            log.info(
+                "a reader failed node=%s why=%r", message.node, message.why[:200], extra=BOUNDED
+            )
             self._on_transition(transition)
         call.reply(Ok())
 
@@ -237,7 +240,7 @@ class MembershipHandlers:
                 self._state.directory.set_suspect(node, True)
                 self._state.conductor.set_state(node, "suspect")
             case "alive":
-                log.info("node alive again node=%s", node)
+                log.info("node alive again node=%s", node, extra=BOUNDED)
                 self._state.directory.set_suspect(node, False)
                 self._state.conductor.set_state(node, "alive")
             case "dead":

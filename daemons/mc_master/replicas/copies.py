@@ -15,6 +15,7 @@ from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import BlockLocation, FreeBlocks
 from daemons.protocol.replication import CopyBlocks, CopyFailed, CopyOrder
+from daemons.service.bounded_log import BOUNDED
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,9 @@ class Copies:
             state.metrics.copies.labels("failed").inc(len(ended))
             self.budget.pause(message.node, state.now_s() + _PAUSE_S)
             why = message.why[:200]
-            log.info("copies failed node=%s num=%d why=%r", message.node, len(ended), why)
+            log.info(
+                "copies failed node=%s num=%d why=%r", message.node, len(ended), why, extra=BOUNDED
+            )
         for block_hash in ended:
             self._rest(block_hash)
         return ended

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemons.core.clock import ManualClock
-from daemons.service.bounded_log import MAX_TEXTS, WINDOW_S, BoundedHandler
+from daemons.service.bounded_log import BOUNDED, MAX_TEXTS, WINDOW_S, BoundedHandler
 
 REFUSED = "refused node=%s why=%s"
 
@@ -78,6 +78,17 @@ def test_what_is_no_warning_is_written_each_time(log: logging.Logger, out: io.St
     for _ in range(3):
         log.info("config reloaded")
     assert lines(out) == ["config reloaded"] * 3
+
+
+def test_what_others_cause_is_bounded_at_info_too(
+    log: logging.Logger, clock: ManualClock, out: io.StringIO
+) -> None:
+    for _ in range(50):
+        log.info("node alive again node=%s", "a", extra=BOUNDED)
+    assert lines(out) == ["node alive again node=a"]
+    clock.advance(WINDOW_S)
+    log.info("beat")
+    assert lines(out) == ["node alive again node=a again=49", "beat"]
 
 
 def test_what_is_owed_is_said_at_the_end_and_kinds_without_end_are_forgotten(
