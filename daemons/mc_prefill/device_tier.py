@@ -98,12 +98,8 @@ class DeviceTier:
 
     def is_cleared(self, job: Job) -> bool:
         """Whether what it found here was cleared meanwhile; also where there were too many clears to tell."""
-        request = job.request
         return self._untold_s >= job.began_s or any(
-            at_s >= job.began_s
-            and wanted.model in (None, request.model)
-            and wanted.tenant in (None, request.tenant)
-            for at_s, wanted in self._clears
+            at_s >= job.began_s and _may_mean(wanted, at_s, job) for at_s, wanted in self._clears
         )
 
     def release(self, job: Job) -> None:
@@ -176,3 +172,20 @@ class DeviceTier:
         # The last token is always computed: its logits choose the first token of the answer.
         usable = (job.num_tokens - 1) // self._instance.geometry.block_tokens
         return self.slots.find(request.hashes, usable)
+
+
+def _may_mean(wanted: BlockFilter, at_s: float, job: Job) -> bool:
+    """Whether a clear of that time may be of the prompt's blocks: those that it did not make may be of any age."""
+    request = job.request
+    made_s = float("-inf") if job.num_reused_tokens else job.began_s
+    if (
+        wanted.model not in (None, request.model)
+        or wanted.tenant not in (None, request.tenant)
+        or made_s > at_s - (wanted.older_than_s or 0.0)
+    ):
+        return False
+    hashes = set(request.hashes)
+    if wanted.hashes is not None:
+        hashes.intersection_update(wanted.hashes)
+    prefix = (wanted.hash_prefix or "").lower()
+    return any(each.hex().startswith(prefix) for each in hashes)

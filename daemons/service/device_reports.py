@@ -72,7 +72,7 @@ class DeviceReports:
         if isinstance(notice, FreeBlocks):
             self._held.forget(notice.hashes)
             self.freed(notice.hashes)  # also those that it believes to be here
-        elif isinstance(notice, RememberClear):
+        elif isinstance(notice, RememberClear) and self._is_meant(notice.filter):
             self._held.forget_ahead(notice.filter, notice.age_ms / 1000)
 
     def sealed(self, hashes: Sequence[BlockHash]) -> None:
@@ -136,6 +136,9 @@ class DeviceReports:
             held = self._held_now()
             held.forget_ahead(BlockFilter(hashes=tuple(reply.unwanted)), 0.0)
             held.forget(reply.unwanted)
+
+    def _is_meant(self, wanted: BlockFilter) -> bool:
+        return wanted.node in (None, self._instance.node)
 
     def _held_now(self) -> HeldBlocks:
         assert self._held is not None, "the stream is attached together with the arena"

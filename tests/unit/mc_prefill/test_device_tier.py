@@ -5,12 +5,14 @@ from collections.abc import Iterator
 import pytest
 from kit.prefill_jobs import NAMESPACE, Bench
 
-from daemons.core.ids import NodeId, RequestId
+from daemons.core.ids import BlockHash, NodeId, RequestId
 from daemons.mc_prefill import offering
 from daemons.mc_prefill.job import Job
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import PrefillStarted, PutTarget
+
+HASHES = block_hashes(NAMESPACE, [1] * 200, 64)
 
 
 @pytest.fixture
@@ -152,6 +154,29 @@ def test_a_clear_that_is_heard_of_late_is_for_what_was_being_computed_then(
     keeping.advance(5.0)
     for age_s in ages_s:
         keeping.tier.forget_ahead(BlockFilter(tenant=tenant), age_s)
+    keeping.jobs.pulled(keeping.finish().request.request_id)
+    assert len(keeping.told.held) == num_kept
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_reused_tokens", "num_kept"),
+    [
+        (BlockFilter(older_than_s=3600.0), 0, 3),
+        (BlockFilter(older_than_s=3600.0), 64, 0),  # what it found may be older
+        (BlockFilter(older_than_s=2.0), 0, 0),
+        (BlockFilter(hashes=(BlockHash(b"another"),)), 0, 3),
+        (BlockFilter(hashes=(BlockHash(b"another"), HASHES[1])), 0, 0),
+        (BlockFilter(hash_prefix=HASHES[1].hex()[:9].upper()), 0, 0),
+        (BlockFilter(hash_prefix=HASHES[1][::-1].hex()), 0, 3),
+    ],
+)
+def test_a_clear_of_other_blocks_drops_nothing_of_a_prompt_that_is_being_computed(
+    keeping: Bench, wanted: BlockFilter, num_reused_tokens: int, num_kept: int
+) -> None:
+    keeping.admit(200)
+    keeping.advance(5.0)
+    keeping.tier.forget_ahead(wanted)
+    keeping.computing[0].num_reused_tokens = num_reused_tokens
     keeping.jobs.pulled(keeping.finish().request.request_id)
     assert len(keeping.told.held) == num_kept
 

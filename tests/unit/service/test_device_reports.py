@@ -160,6 +160,7 @@ def test_a_master_that_lost_count_hears_all_again(
 def test_what_was_cleared_is_forgotten_and_told_also_where_it_was_not_held(bench: Bench) -> None:
     bench.seal(1, 2)
     bench.reports.obey(RememberClear(filter=BlockFilter(model="m"), age_ms=1500))
+    bench.reports.obey(RememberClear(filter=BlockFilter(node=NodeId("another")), age_ms=0))
     bench.reports.obey(FreeBlocks(hashes=[name(2), name(9)], is_deletion=True))
     bench.pass_time(0.01)
     assert bench.told() == [(2, [1], [2, 9])]
