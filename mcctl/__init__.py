@@ -11,18 +11,69 @@ if TYPE_CHECKING:
     from daemons.client.cluster import ClusterClient as ClusterClient
     from daemons.client.objects.async_store import AsyncStore as AsyncStore
     from daemons.client.objects.store import Store as Store
+    from daemons.core.errors import ConfigError as ConfigError
+    from daemons.core.errors import Conflict as Conflict
+    from daemons.core.errors import Exhausted as Exhausted
+    from daemons.core.errors import McError as McError
+    from daemons.core.errors import NotFound as NotFound
+    from daemons.core.errors import ProtocolError as ProtocolError
+    from daemons.core.errors import Rejected as Rejected
+    from daemons.core.errors import TransferError as TransferError
+    from daemons.core.errors import Unavailable as Unavailable
+    from daemons.transfer import BadCapability as BadCapability
+    from daemons.transfer import Cancelled as Cancelled
+    from daemons.transfer import Handle as Handle
+    from daemons.transfer import Notification as Notification
+    from daemons.transfer import NotOver as NotOver
+    from daemons.transfer import Pinned as Pinned
+    from daemons.transfer import Read as Read
+    from daemons.transfer import RegionRef as RegionRef
+    from daemons.transfer import StaleEpoch as StaleEpoch
+    from daemons.transfer import StaleGeneration as StaleGeneration
     from daemons.transfer import TransferEngine as TransferEngine
+    from daemons.transfer import View as View
+    from daemons.transfer import Write as Write
+    from daemons.transfer import allocate_shared as allocate_shared
+    from daemons.transfer import contiguous as contiguous
     from mcctl.cluster.plan import ClusterOptions as ClusterOptions
     from mcctl.cluster.processes import LocalCluster as LocalCluster
 
-_HOMES = {
-    "AsyncStore": "daemons.client.objects.async_store",
-    "ClusterClient": "daemons.client.cluster",
-    "ClusterOptions": "mcctl.cluster.plan",
-    "LocalCluster": "mcctl.cluster.processes",
-    "Store": "daemons.client.objects.store",
-    "TransferEngine": "daemons.transfer",
+_PUBLIC = {
+    "daemons.client.cluster": ("ClusterClient",),
+    "daemons.client.objects.async_store": ("AsyncStore",),
+    "daemons.client.objects.store": ("Store",),
+    "daemons.core.errors": (
+        "ConfigError",
+        "Conflict",
+        "Exhausted",
+        "McError",
+        "NotFound",
+        "ProtocolError",
+        "Rejected",
+        "TransferError",
+        "Unavailable",
+    ),
+    "daemons.transfer": (
+        "BadCapability",
+        "Cancelled",
+        "Handle",
+        "NotOver",
+        "Notification",
+        "Pinned",
+        "Read",
+        "RegionRef",
+        "StaleEpoch",
+        "StaleGeneration",
+        "TransferEngine",
+        "View",
+        "Write",
+        "allocate_shared",
+        "contiguous",
+    ),
+    "mcctl.cluster.plan": ("ClusterOptions",),
+    "mcctl.cluster.processes": ("LocalCluster",),
 }
+_HOMES = {name: home for home, names in _PUBLIC.items() for name in names}
 
 
 def __getattr__(name: str) -> "Any":

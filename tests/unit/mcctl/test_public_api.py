@@ -1,5 +1,6 @@
 """`import mcctl` is light; its public names are there all the same."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +10,21 @@ import pytest
 import mcctl
 from daemons.core.errors import ConfigError
 
+MAN = Path(__file__).parents[3] / "man"
 
-@pytest.mark.parametrize(
-    "name", ["ClusterClient", "ClusterOptions", "LocalCluster", "TransferEngine"]
-)
+
+@pytest.mark.parametrize("name", sorted({*mcctl._HOMES, "Store", "Conflict", "Read", "contiguous"}))
 def test_public_name_is_there(name: str) -> None:
     assert getattr(mcctl, name).__name__ == name
     assert name in dir(mcctl)
+
+
+def test_errors_and_names_in_the_manual_are_public() -> None:
+    manual = "".join((MAN / page).read_text() for page in ("mc-store.7", "mc-transfer.7"))
+    raised = set(re.findall(r"^\.Er (\w+)", manual, re.MULTILINE))
+    assert {"Conflict", "TransferError"} <= raised
+    assert not raised - set(mcctl._HOMES)
+    assert "from daemons" not in manual
 
 
 def test_other_names_are_not() -> None:
