@@ -17,6 +17,7 @@ from daemons.config.forms import is_endpoint, show
 from daemons.core.errors import ConfigError, Exhausted, McError, Unavailable
 from daemons.protocol.address import is_public_key
 from mcctl import exit_codes, interrupts, output_schema, render, watching
+from mcctl.numbers import check_number, with_known_numbers
 from mcctl.render import complain, note, printable
 from mcctl.settings import DEFAULT_ENDPOINT, DEFAULT_URL, Output, Settings
 
@@ -104,6 +105,7 @@ class LazyGroup(typer.core.TyperGroup):
             if not getattr(leaf, "commands", None):
                 leaf.params.extend(_as_shared(param) for param in shared)
                 _let_show_schema(leaf)
+                leaf.callback = with_known_numbers(leaf.callback)
                 if watching.is_watchable(leaf.callback):
                     _let_watch(leaf, [p for p in self.params if p.name in _OF_WATCHING])
         return command
@@ -216,6 +218,7 @@ OUTPUTS: Final[tuple[Output, ...]] = ("table", "json", "plain")
 def _set_flag(settings: Settings, flag: str, value: Any) -> None:
     if value is None:
         return
+    check_number(value)
     if flag == "output" and value not in OUTPUTS:
         after = "; --output schema stands after the verb" if value == "schema" else ""
         raise typer.BadParameter(f"--output {value}: write one of {', '.join(OUTPUTS)}{after}")
@@ -268,6 +271,7 @@ def _let_watch(leaf: Any, options: list[Any]) -> None:
     given: dict[str, Any] = {}
 
     def keep(_context: Any, option: Any, value: Any) -> Any:
+        check_number(value)
         given[option.name] = value
         return value
 
@@ -359,9 +363,6 @@ def _unforeseen(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
         complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
         return exit_codes.exit_code(Exhausted(""))
-    if isinstance(error, OverflowError):
-        complain("a number is larger than any that is known here")
-        return exit_codes.USAGE
     if isinstance(error, UnicodeEncodeError):  # an argument in another encoding
         complain(
             f"{printable(error.object.encode('utf-8', 'backslashreplace').decode()[:80])} is not UTF-8 text"

@@ -18,6 +18,7 @@ from daemons.protocol.event import BlockMoved, BlockRemoved, BlockStored, Single
 from daemons.protocol.node import NodeJoined, NodeLeft
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.numbers import check_number
 from mcctl.output_schema import prints
 from mcctl.settings import Output, settings_of
 
@@ -100,13 +101,21 @@ def events(
             feed.close()
 
 
+_MAX_SINCE = 80
+"""Characters; no two numbers are as long."""
+
+
 def _numbers(since: str) -> tuple[int, int | None]:
     incarnation, _, sequence = since.rpartition(":")
-    if not sequence.isdecimal() or not (incarnation or "0").isdecimal():
+    is_short = len(since) <= _MAX_SINCE
+    if not (is_short and sequence.isdecimal() and (incarnation or "0").isdecimal()):
         raise typer.BadParameter(
-            f"--since {since}: write a number of an event, or INCARNATION:NUMBER, as `mcctl events` shows them"
+            f"--since {since[:80]}: write a number of an event, or INCARNATION:NUMBER, as `mcctl events` shows them"
         )
-    return int(sequence), int(incarnation) if incarnation else None
+    numbers = int(sequence), int(incarnation) if incarnation else None
+    for number in numbers:
+        check_number(number)
+    return numbers
 
 
 def _show(items: Iterator[Item], output: Output) -> None:

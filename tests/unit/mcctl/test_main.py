@@ -13,7 +13,7 @@ import pytest
 from daemons.core.errors import FAMILIES, McError, NotFound, Unavailable
 from mcctl import exit_codes
 from mcctl.cache.own_address import own_address
-from mcctl.main import COMMANDS, main
+from mcctl.main import COMMANDS, LazyGroup, main
 from mcctl.settings import DEFAULT_ENDPOINT
 
 CONFIG = Path(__file__).parents[3] / "configs" / "mc-master.toml"
@@ -124,6 +124,12 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["segment", "add", "--node", "n", "--bytes", "9" * 400],
         ["events", "--last", "9" * 40],
         ["events", "--since", "9" * 40],
+        ["events", "--since", "9" * 5000],
+        ["events", "--for", "1e300"],
+        ["node", "list", "--timeout", "inf"],
+        ["node", "list", "--timeout", "nan"],
+        ["node", "list", "--watch", "--interval", "1e300"],
+        ["request", "list", "--limit", "9" * 40],
         ["cluster", "up", "--dtype", "int8"],
         ["quickstart", "--dtype", "int8"],
     ],
@@ -133,6 +139,14 @@ def test_usage_is_one_line_and_2(arguments: list[str], capsys: pytest.CaptureFix
     err = capsys.readouterr().err
     assert err.startswith("mcctl: ")
     assert len(err.splitlines()) == 1
+
+
+def test_a_number_that_only_our_own_reckoning_made_too_large_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LazyGroup, "load", lambda *_: (1.0).__mul__(10**400))
+    assert main(["status"]) == exit_codes.BUG
+    assert "this is a bug: OverflowError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
