@@ -53,15 +53,19 @@ def give_slot(
 
 
 def _may_go_on(found: Found) -> bool:
-    """Whether the prompt takes the slot itself: nobody uses it, and what else is in it is little, and given up."""
+    """Whether the prompt takes the slot itself: nobody uses it, and what else is in it is little, and given up.
+
+    Not by one whose own blocks were given up so: the two would go on taking the slot from each other.
+    """
     rest = len(found.entry.hashes) - found.num_blocks
-    return found.is_whole or (found.entry.is_idle and rest <= found.num_blocks // _LITTLE)
+    is_little = rest <= found.num_blocks // _LITTLE
+    return found.is_whole or (found.entry.is_idle and is_little and not found.is_back)
 
 
 def _go_on_in(arena: Arena, retained: RetainedSlots, found: Found) -> Given:
     """The caller holds the entry, and nobody else does."""
     entry = found.entry
-    retained.cut(entry, found.num_blocks)
+    retained.give_up_rest(found)
     entry.slot = arena.renew(entry.slot)
     return Given(entry.slot, found.num_blocks, kept=entry)
 

@@ -7,10 +7,12 @@ over the blocks of an entry: a request that takes an idle slot writes behind the
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from daemons.core.ids import BlockHash
 from daemons.engine.slots import Slot
+
+_MAX_GIVEN_UP: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Found:
     num_blocks: int
     is_whole: bool
     """Nobody uses the slot, and there is nothing in it that is not of this chain."""
+    is_back: bool = False
+    """What comes next in the chain was here, and was given up for another that began alike."""
 
 
 class Listener(Protocol):
@@ -79,6 +83,8 @@ class RetainedSlots:
     """The least recently used first."""
     _by_hash: dict[BlockHash, dict[Retained, int]] = field(default_factory=dict)
     """Who holds a block, and as which of its chain."""
+    _given_up: dict[BlockHash, None] = field(default_factory=dict)
+    """First blocks of what was given up for others that began alike, the latest last."""
 
     @property
     def num_idle(self) -> int:
@@ -124,16 +130,16 @@ class RetainedSlots:
 
     def find(self, hashes: Sequence[BlockHash], max_blocks: int) -> Found | None:
         """The longest prefix of this chain that is held, or `max_blocks` of it; of several slots one that nobody uses
-        and that has nothing else, or else the newest.
+        and that has the least else.
         """
         for index in range(len(hashes) - 1, -1, -1):
             holders = self._by_hash.get(hashes[index])
             if not holders or max_blocks < 1:
                 continue
-            ending = (e for e in holders if e.is_idle and len(e.hashes) == index + 1)
-            whole = next(ending, None)
-            entry = whole or next(reversed(holders))
-            return Found(entry, min(index + 1, max_blocks), whole is not None)
+            entry = min(holders, key=lambda each: (not each.is_idle, len(each.hashes)))
+            is_whole = entry.is_idle and len(entry.hashes) == index + 1
+            is_back = index + 1 < len(hashes) and hashes[index + 1] in self._given_up
+            return Found(entry, min(index + 1, max_blocks), is_whole, is_back)
         return None
 
     def hold(self, entry: Retained) -> None:
@@ -164,6 +170,15 @@ class RetainedSlots:
             return False
         self._drop(oldest)
         return True
+
+    def give_up_rest(self, found: Found) -> None:
+        """Somebody goes on in the slot behind what was found."""
+        entry, num_blocks = found.entry, found.num_blocks
+        if not found.is_whole and num_blocks < len(entry.hashes):
+            self._given_up[entry.hashes[num_blocks]] = None
+            if len(self._given_up) > _MAX_GIVEN_UP:
+                del self._given_up[next(iter(self._given_up))]
+        self.cut(entry, num_blocks)
 
     def cut(self, entry: Retained, num_blocks: int) -> None:
         """Forget its blocks from here on: they may be written over."""

@@ -62,6 +62,16 @@ def test_the_longest_prefix_is_found_and_a_slot_with_nothing_else_preferred() ->
     assert arena.kept.find(chain("a", 4), 0) is None
 
 
+def test_of_several_slots_the_idle_one_with_the_least_else_is_found() -> None:
+    arena = Arena()
+    arena.idle(chain("a", 4, shared=2))
+    little = arena.idle(chain("b", 3, shared=2))
+    arena.add(chain("c", 3, shared=2))
+    found = arena.kept.find(chain("d", 4, shared=2), 4)
+    assert found is not None
+    assert (found.entry, found.num_blocks, found.is_whole) == (little, 2, False)
+
+
 def test_what_is_idle_goes_the_least_recently_used_first_and_what_is_used_stays() -> None:
     arena = Arena(limit_tokens=512)
     first, second = arena.idle(chain("a", 4)), arena.idle(chain("b", 4))

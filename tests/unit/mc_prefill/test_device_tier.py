@@ -68,9 +68,9 @@ def test_a_longer_prompt_copies_its_beginning_and_the_shorter_slot_then_goes(
     assert len(keeping.told.held) == 4
 
 
-def branching(bench: Bench, num_shared: int) -> Job:
+def branching(bench: Bench, num_shared: int, num_own: int = 60) -> Job:
     """A prompt that begins like all others here, and then goes its own way."""
-    tokens = [1] * num_shared + [2] * 60
+    tokens = [1] * num_shared + [2] * num_own
     return serve(bench, 0, tokens=tokens, hashes=block_hashes(NAMESPACE, tokens, 64))
 
 
@@ -80,6 +80,19 @@ def test_a_prompt_goes_on_in_a_slot_that_has_little_else(keeping: Bench) -> None
     assert again.reused is not None
     assert (again.reused.num_held, again.reused.copy) == (8, None)
     assert (keeping.arena.num_live, len(keeping.told.held)) == (1, 8), "its ninth block is gone"
+
+
+def test_two_conversations_that_begin_alike_take_the_slot_from_each_other_once() -> None:
+    bench = Bench(1.0, num_tokens=2048)
+    served = [serve(bench, 600), branching(bench, 512, 70)]
+    served += [serve(bench, 620), branching(bench, 512, 80), serve(bench, 630)]
+    assert [job.reused.num_held for job in served if job.reused] == [0, 8, 8, 9, 9]
+    assert [job.reused.copy is not None for job in served if job.reused] == [
+        False, False, True, False, False,
+    ]  # fmt: skip
+    bench.tier.slots.check_invariants()
+    bench.loader.close()
+    bench.loop.close()
 
 
 def test_a_prompt_leaves_a_slot_alone_that_has_more(keeping: Bench) -> None:
