@@ -186,9 +186,11 @@ class MasterApp:
 
     def _step_down(self, seen: int) -> None:
         log.error(
-            "a master of incarnation %d lived, this one is %d: ending; the next start is above it",
+            "a master of incarnation %d lived, this one is %d: ending; the next start is above it, "
+            "if %s (node.state_dir) is still there",
             seen,
             self.state.incarnation,
+            self._state_dir,
         )
         self._stepped_down = True
         self.loop.stop()

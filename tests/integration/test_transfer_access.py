@@ -4,8 +4,10 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -208,6 +210,38 @@ def test_strangers_that_are_slow_hold_up_no_daemon(
         for reader in (daemon, late):
             assert read(reader, region) == memory.array[:100].tobytes()
             assert read(reader, region, SIZE) == memory.array.tobytes(), "by a worker"
+
+
+def test_peers_that_ask_without_a_pause_keep_nobody_out(
+    make_engine: Callable[..., TransferEngine], memory: SharedMemory
+) -> None:
+    """More of their connections than there are workers for strangers, each with its next request at once."""
+    owner = make_engine(secret=b"cluster")
+    region = owner.register(memory)
+    grant = owner.grant(region, [contiguous(0, 100)], "read", 60.0).grant
+    busy = [make_engine(transports=("tcp",)) for _ in range(3)]
+    is_over = threading.Event()
+
+    def ask(engine: TransferEngine) -> bytes:
+        target = np.zeros(100, np.uint8)
+        engine.read(region, [Read.into(contiguous(0, 100), target)], timeout_s=20, capability=grant)
+        return target.tobytes()
+
+    def ask_on(engine: TransferEngine) -> int:
+        count = 0
+        while not is_over.is_set():
+            ask(engine)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(24) as askers:
+        asking = [askers.submit(ask_on, engine) for engine in busy for _ in range(8)]
+        try:
+            for _ in range(5):
+                assert ask(make_engine(transports=("tcp",))) == memory.array[:100].tobytes()
+        finally:
+            is_over.set()
+        assert all(asked.result() for asked in asking)
 
 
 def test_a_bug_costs_one_connection_and_not_the_port(

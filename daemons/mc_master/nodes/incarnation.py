@@ -9,8 +9,10 @@ from daemons.service.paths import NO_ROOM, read_state, write_durably
 _FILE = "incarnation"
 _MAX_DIGITS = 100
 """Far more than any has, and no more than a message shows."""
-MAX_INCARNATION = 1 << 62
-"""A master that met one steps down and comes back above it, which must still fit the wire."""
+_MAX_KEPT = (1 << 24) - 2
+"""The next one must fit the versions of names, which have 24 bits for it."""
+MAX_INCARNATION = 1 << 23
+"""Said by a node. A master that met it steps down and comes back above it, with as many lives left."""
 
 
 def next_incarnation(directory: Path) -> Incarnation:
@@ -23,7 +25,7 @@ def next_incarnation(directory: Path) -> Incarnation:
         stored = 0
     except (OSError, ValueError) as error:
         raise _wrong(path, str(error)) from None
-    if not 0 <= stored <= MAX_INCARNATION:
+    if not 0 <= stored <= _MAX_KEPT:
         raise _wrong(path, f"{stored} is out of range")
     incarnation = Incarnation(stored + 1)
     store_incarnation(directory, incarnation)

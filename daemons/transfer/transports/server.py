@@ -28,7 +28,6 @@ _MAX_CONNECTIONS = 256
 _MAX_STRANGERS = 128
 _NUM_WORKERS = 64
 _NUM_FOR_STRANGERS = 16
-_MAX_LINGERING = 16
 _HEADER_TIMEOUT_S = 5.0
 _FIRST_READ = wire.MAX_INLINE + 256
 """A small request with the bytes of its WRITE."""
@@ -37,6 +36,21 @@ _QUICK = frozenset(
     (wire.Op.MAP, wire.Op.AUTH, wire.Op.PIN, wire.Op.UNPIN, wire.Op.NOTIFY, wire.Op.NAME)
 )
 """Served by the port's own thread: two processes that PULL from each other must not wait for workers."""
+
+
+class _Workers:
+    """Threads for peers of one kind. A quarter of them may stay with busy peers: the others are free for all."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self.pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._free_to_linger = threading.Semaphore(count // 4)
+
+    def linger(self) -> bool:
+        """Whether one more may; then it calls `end_lingering`."""
+        return self._free_to_linger.acquire(blocking=False)
+
+    def end_lingering(self) -> None:
+        self._free_to_linger.release()
 
 
 class DataServer:
@@ -48,13 +62,12 @@ class DataServer:
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
         self._idle: set[Connection] = set()
-        self._num_lingering = 0
         self._returned: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._is_closing = False
-        self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="mc-data")
-        self._for_strangers = ThreadPoolExecutor(_NUM_FOR_STRANGERS, thread_name_prefix="mc-data-s")
+        self._workers = _Workers(_NUM_WORKERS, "mc-data")
+        self._for_strangers = _Workers(_NUM_FOR_STRANGERS, "mc-data-s")
         self._thread = threading.Thread(target=self._run, name="mc-data-port", daemon=True)
         for listener in listeners:
             listener.setblocking(False)
@@ -105,8 +118,8 @@ class DataServer:
             connections = list(self._connections)
         for connection in connections:
             connection.end()
-        self._workers.shutdown()
-        self._for_strangers.shutdown()
+        self._workers.pool.shutdown()
+        self._for_strangers.pool.shutdown()
         for sock in (
             *self._listeners,
             *(c.sock for c in connections),
@@ -227,7 +240,7 @@ class DataServer:
             self._unwatch(connection)
             is_stranger = self._service.is_stranger(connection)
             workers = self._for_strangers if is_stranger else self._workers
-            workers.submit(self._serve, connection, request)
+            workers.pool.submit(self._serve, workers, connection, request)
 
     def _fail(self, connection: Connection) -> None:
         """A bug of ours costs the connection, not the thread: the port goes on for all others."""
@@ -239,12 +252,12 @@ class DataServer:
 
     # Workers.
 
-    def _serve(self, connection: Connection, first: wire.Request) -> None:
+    def _serve(self, workers: _Workers, connection: Connection, first: wire.Request) -> None:
         request: wire.Request | None = first
         try:
             while request is not None:
                 self._service.serve(connection, request)
-                request = self._linger(connection)
+                request = self._linger(workers, connection)
         except ProtocolError:
             self.counters.bad_requests += 1
             sockets.shut(connection.sock)
@@ -257,12 +270,10 @@ class DataServer:
             self._returned.put(connection)
             self._wake()
 
-    def _linger(self, connection: Connection) -> wire.Request | None:
+    def _linger(self, workers: _Workers, connection: Connection) -> wire.Request | None:
         """The next request if it comes within a tick and enough workers are free for others."""
-        if self._num_lingering >= _MAX_LINGERING or self._is_closing:
+        if self._is_closing or not workers.linger():
             return None
-        with self._lock:
-            self._num_lingering += 1
         try:
             while True:
                 frame = connection.sock.recv(_wanted(connection.frame))
@@ -273,8 +284,7 @@ class DataServer:
         except BlockingIOError:
             return None
         finally:
-            with self._lock:
-                self._num_lingering -= 1
+            workers.end_lingering()
 
 
 def _wanted(frame: bytearray) -> int:
