@@ -31,7 +31,8 @@ class HttpSection(Section, frozen=True, kw_only=True):
     port: Port = 8000
     max_body: Size = "8MiB"
     max_requests: Count = 256
-    """Requests in flight, those that wait included; beyond it 429 with Retry-After."""
+    """Requests in flight, those that wait included; beyond it 429 with Retry-After. While they are still being sent,
+    those of one tenant take half of it at most."""
     head_timeout_s: Seconds = 30.0
     """A connection that has not sent the head of a request so long after it was opened, or began one, is closed."""
     drain_s: Seconds = 30.0

@@ -1,6 +1,8 @@
 """A gateway with tenants over real HTTP: who comes in, whose blocks are whose, what is refused and written down."""
 
 import json
+import select
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +123,28 @@ def test_beyond_a_limit_it_is_429_and_others_go_on(bench: Bench, desk: Desk) -> 
     assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
     assert 0 < int(answers[2].headers["retry-after"]) <= 60
     assert ask(bench, free).status_code == 200
+
+
+def test_bodies_that_a_tenant_does_not_end_leave_others_room(tmp_path: Path, desk: Desk) -> None:
+    stuck, free = desk.tenant("stuck"), desk.tenant("free")
+    decodes = [ScriptedDecode("decode-a", says("an answer"))]
+    tenants = TenantsSection(file=str(desk.file))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stuck}\r\n"
+        "content-length: 100\r\n\r\n{"
+    )
+    with running_gateway(tmp_path, decodes, tenants=tenants, max_requests=2) as bench:
+        wait_for(lambda: ask(bench, free).status_code == 200)
+        host, port = bench.app.address.rsplit(":", 1)
+        with (
+            socket.create_connection((host, int(port)), 20) as one,
+            socket.create_connection((host, int(port)), 20) as other,
+        ):
+            for sender in (one, other):
+                sender.sendall(head.encode())
+            [refused] = select.select([one, other], [], [], 20)[0]
+            assert b" 429 " in refused.recv(4096)
+            assert ask(bench, free).status_code == 200
 
 
 def test_the_quota_of_a_day_counts_prompt_and_answer(bench: Bench, desk: Desk) -> None:
