@@ -4,19 +4,12 @@ Each offer holds the prompt's slot until the cache node has answered. Loop threa
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from daemons.client.publisher import Publisher, block_meta
-from daemons.core.units import MIB
 from daemons.engine.instance import Instance
 from daemons.mc_prefill.job import Holder, Job
 from daemons.mc_prefill.siblings import Match
 from daemons.protocol.block import BlockLocation, PutBlock
-
-_GROUP_BYTES: Final = 256 * MIB
-"""Of one put, which ends as a whole: a slow network brings this much well within its time."""
-_GROUP_BLOCKS: Final = 256
-"""A cache node lets a bounded number wait for room."""
 
 
 class Offering:
@@ -70,13 +63,12 @@ class Offering:
         return self._publisher is not None and is_wanted and job.slot is not None
 
     def _offer(self, job: Job, first: int, last: int) -> None:
-        """Blocks [first, last), a group after another: one that is not all taken is the last."""
+        """Blocks [first, last)."""
         request, slot, geometry = job.request, job.slot, self._instance.geometry
         assert self._publisher is not None, "there is a way"
         assert request.put_target is not None, "there is a pool"
         assert slot is not None, "it is held"
         size = geometry.block_tokens
-        end = min(last, first + min(_GROUP_BLOCKS, max(1, _GROUP_BYTES // geometry.block_bytes)))
         holder: Holder = request.hashes[first]
         job.holders.add(holder)
         blocks = [
@@ -85,13 +77,11 @@ class Offering:
                 source=self._instance.source(slot, index * size, (index + 1) * size),
                 num_layers=geometry.num_layers,
             )
-            for index in range(first, end)
+            for index in range(first, last)
         ]
 
         def on_done(num_stored: int) -> None:
             self._on_stored(num_stored)
-            if end < last and num_stored == len(blocks) and job.slot is not None:
-                self._offer(job, end, last)
             self._let_go(job, holder)
 
         self._publisher.offer(request.put_target, blocks, on_done)

@@ -6,7 +6,6 @@ import pytest
 from kit.prefill_jobs import NAMESPACE, Bench
 
 from daemons.core.ids import BlockHash, NodeId, RequestId
-from daemons.mc_prefill import offering
 from daemons.mc_prefill.job import Job
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.prefix_hash import block_hashes
@@ -263,30 +262,6 @@ def test_what_is_in_the_arena_and_not_in_the_pool_is_put_there_again(
     assert keeping.tier.slots.num_idle == 1
     serve(keeping, 250)
     assert keeping.looked_up == [2], "without a pool nothing is looked up"
-
-
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_a_long_beginning_is_put_in_groups_until_one_is_refused(
-    keeping: Bench, monkeypatch: pytest.MonkeyPatch, is_refused: bool
-) -> None:
-    """One put of it all would end as a whole when its time is over."""
-    monkeypatch.setattr(offering, "_GROUP_BLOCKS", 2)
-    serve(keeping, 400)
-    keeping.admit(400, put_target=PutTarget(node=NodeId("c"), control="tcp://127.0.0.1:1"))
-    job = keeping.computing[0]
-    job.num_reused_tokens = 320
-    keeping.finish()
-    keeping.jobs.pulled(job.request.request_id)
-    depths = []
-    while keeping.publisher.offers:
-        assert keeping.tier.slots.num_idle == 0, "it is read from its slot"
-        ((blocks, on_done),) = keeping.publisher.offers
-        keeping.publisher.offers.clear()
-        depths.append([block.meta.depth for block in blocks])  # type: ignore[attr-defined]
-        on_done(1 if is_refused else len(blocks))  # type: ignore[operator]
-    assert depths == ([[0, 1]] if is_refused else [[0, 1], [2, 3], [4]])
-    assert keeping.tier.slots.num_idle == 1
-    assert keeping.jobs.num_live == 0
 
 
 def test_what_was_cleared_while_a_prompt_went_on_with_it_is_not_put_there_again(
