@@ -29,10 +29,15 @@ class Publisher:
         self._channels = channels
 
     def offer(
-        self, target: PutTarget, blocks: Sequence[PutBlock], on_done: Callable[[int], object]
+        self,
+        target: PutTarget,
+        blocks: Sequence[PutBlock],
+        on_done: Callable[[int], object],
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """`on_done(blocks now in the pool)` comes exactly once: until then the source must keep its bytes,
-        or raise its generation. A group is put after another; one that is not all taken is the last.
+        or raise its generation. A group is put after another; one that is not all taken is the last, and none is put
+        any more once they are not wanted.
         """
         block_bytes = max(1, blocks[0].source.ranges.length)
         size = min(_GROUP_BLOCKS, max(1, _GROUP_BYTES // block_bytes))
@@ -44,7 +49,7 @@ class Publisher:
             def on_group(num_new: int) -> None:
                 nonlocal num_stored
                 num_stored += num_new
-                if num_new == len(group) and first + size < len(blocks):
+                if num_new == len(group) and first + size < len(blocks) and is_wanted():
                     put_group(first + size)
                 else:
                     on_done(num_stored)

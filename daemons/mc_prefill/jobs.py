@@ -87,6 +87,7 @@ class Jobs:
             ways.publisher if config.publish else None,
             instance,
             effects.match,
+            self._tier.is_cleared,
             self.metrics.published.inc,
             self._let_go,
         )
@@ -152,8 +153,7 @@ class Jobs:
         job.computed_s = self._loop.clock()
         if isinstance(outcome, Computed) and not job.is_ended:
             self._tier.computed(job)
-            if not self._tier.is_cleared(job):
-                self._offering.computed(job)
+            self._offering.computed(job)
             self._reply(job, outcome)
         elif isinstance(outcome, McError):
             self._end(job, outcome)

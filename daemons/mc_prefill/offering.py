@@ -20,13 +20,15 @@ class Offering:
         publisher: Publisher | None,
         instance: Instance,
         match: Match,
+        is_cleared: Callable[[Job], bool],
         on_stored: Callable[[int], object],
         let_go: Callable[[Job, Holder], object],
     ) -> None:
-        """`on_stored`: so many blocks are in the pool."""
+        """`is_cleared`: what a prompt found, meanwhile. `on_stored`: so many blocks are in the pool."""
         self._publisher = publisher if instance.model.is_reuse_safe else None
         self._instance = instance
         self._match = match
+        self._is_cleared = is_cleared
         self._on_stored = on_stored
         self._let_go = let_go
 
@@ -43,13 +45,13 @@ class Offering:
         """
         first = len(job.request.matched)
         num_held = job.num_held_tokens // self._instance.geometry.block_tokens
-        if first >= num_held or not self._may_offer(job):
+        if first >= num_held or not self._may_offer(job) or self._is_cleared(job):
             return
         holder: Holder = job.request.hashes[first]
         job.holders.add(holder)
 
         def on_found(found: list[BlockLocation] | None) -> None:
-            if found is None or job.slot is None or len(found) >= num_held:
+            if found is None or job.slot is None or len(found) >= num_held or self._is_cleared(job):
                 self._let_go(job, holder)
             else:
                 job.holders.discard(holder)
@@ -84,4 +86,6 @@ class Offering:
             self._on_stored(num_stored)
             self._let_go(job, holder)
 
-        self._publisher.offer(request.put_target, blocks, on_done)
+        self._publisher.offer(
+            request.put_target, blocks, on_done, is_wanted=lambda: not self._is_cleared(job)
+        )

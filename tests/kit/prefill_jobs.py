@@ -59,10 +59,18 @@ class Call:
 
 class Publisher:
     def __init__(self) -> None:
+        self.wanted: list[Callable[[], bool]] = []
         self.offers: list[tuple[list[object], object]] = []
 
-    def offer(self, target: object, blocks: list[object], on_done: object) -> None:
+    def offer(
+        self,
+        target: object,
+        blocks: list[object],
+        on_done: object,
+        is_wanted: Callable[[], bool],
+    ) -> None:
         self.offers.append((blocks, on_done))
+        self.wanted.append(is_wanted)
 
 
 class Told:

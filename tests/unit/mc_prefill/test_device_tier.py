@@ -264,6 +264,21 @@ def test_what_is_in_the_arena_and_not_in_the_pool_is_put_there_again(
     assert keeping.looked_up == [2], "without a pool nothing is looked up"
 
 
+def test_what_is_cleared_while_it_is_put_there_again_is_not_wanted_any_more(keeping: Bench) -> None:
+    """Of many groups some are still to come."""
+    serve(keeping, 190)
+    keeping.in_pool = []
+    keeping.admit(250, put_target=PutTarget(node=NodeId("c"), control="tcp://127.0.0.1:1"))
+    keeping.computing[0].num_reused_tokens = 128
+    keeping.finish()
+    [is_wanted] = keeping.publisher.wanted
+    assert is_wanted()
+    keeping.tier.forget_ahead(BlockFilter(model="other"))
+    assert is_wanted()
+    keeping.tier.forget_ahead(BlockFilter(model="m"))
+    assert not is_wanted()
+
+
 def test_what_was_cleared_while_a_prompt_went_on_with_it_is_not_put_there_again(
     keeping: Bench,
 ) -> None:
