@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from daemons.core.errors import ProtocolError
 from daemons.transfer.strided import length_of
 from daemons.transfer.transports import sockets, wire
 from daemons.transfer.transports.connection import STALL_S, Connection
 from daemons.transfer.transports.service import ServerCounters, Service
+from daemons.transfer.transports.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +38,6 @@ _QUICK = frozenset(
 """Served by the port's own thread: two processes that PULL from each other must not wait for workers."""
 
 
-class _Workers:
-    """Threads for peers of one kind. A quarter of them may stay with busy peers: the others are free for all."""
-
-    def __init__(self, count: int, name: str) -> None:
-        self.pool = ThreadPoolExecutor(count, thread_name_prefix=name)
-        self._free_to_linger = threading.Semaphore(count // 4)
-
-    def linger(self) -> bool:
-        """Whether one more may; then it calls `end_lingering`."""
-        return self._free_to_linger.acquire(blocking=False)
-
-    def end_lingering(self) -> None:
-        self._free_to_linger.release()
-
-
 class DataServer:
     """Serves until `close`. The listeners become its own."""
 
@@ -66,8 +51,8 @@ class DataServer:
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._is_closing = False
-        self._workers = _Workers(_NUM_WORKERS, "mc-data")
-        self._for_strangers = _Workers(_NUM_FOR_STRANGERS, "mc-data-s")
+        self._workers = Workers(_NUM_WORKERS, "mc-data")
+        self._for_strangers = Workers(_NUM_FOR_STRANGERS, "mc-data-s")
         self._thread = threading.Thread(target=self._run, name="mc-data-port", daemon=True)
         for listener in listeners:
             listener.setblocking(False)
@@ -252,7 +237,7 @@ class DataServer:
 
     # Workers.
 
-    def _serve(self, workers: _Workers, connection: Connection, first: wire.Request) -> None:
+    def _serve(self, workers: Workers, connection: Connection, first: wire.Request) -> None:
         request: wire.Request | None = first
         try:
             while request is not None:
@@ -270,7 +255,7 @@ class DataServer:
             self._returned.put(connection)
             self._wake()
 
-    def _linger(self, workers: _Workers, connection: Connection) -> wire.Request | None:
+    def _linger(self, workers: Workers, connection: Connection) -> wire.Request | None:
         """The next request if it comes within a tick and enough workers are free for others."""
         if self._is_closing or not workers.linger():
             return None
