@@ -44,7 +44,11 @@ class Pending:
 
 
 class Channel:
-    """Connects on first use and again after every loss. Loop thread only."""
+    """Connects on first use and again after every loss. Loop thread only.
+
+    `connect_timeout_s` is for whoever has nowhere else to go: so long a peer that is not there yet is waited for. For
+    others it is gone as soon as it refuses, or is silent for `CONNECT_TIMEOUT_S`.
+    """
 
     def __init__(
         self,
@@ -52,10 +56,16 @@ class Channel:
         endpoint: str,
         on_notice: Callable[[Notice], object] | None = None,
         on_hello: Callable[[HelloReply], object] | None = None,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
     ) -> None:
         self.loop = loop
-        self._connection = Connection(loop, endpoint, self, connect_timeout_s)
+        self._connection = Connection(
+            loop,
+            endpoint,
+            self,
+            CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s,
+            is_patient=connect_timeout_s is not None,
+        )
         self.endpoint = self._connection.endpoint
         self.is_closed = False
         self.incarnation = 0

@@ -37,10 +37,20 @@ class Listener(Protocol):
 
 
 class Connection:
-    """`endpoint` is without the server's key; `socket` is None while there is no attempt."""
+    """`endpoint` is without the server's key; `socket` is None while there is no attempt.
+
+    An attempt that is refused, as where the process is dead, is a loss at once: whoever asked goes elsewhere. Who is
+    patient has nowhere to go, and tries again until `connect_timeout_s` is over: the peer may be about to start.
+    """
 
     def __init__(
-        self, loop: Loop, endpoint: str, listener: Listener, connect_timeout_s: float
+        self,
+        loop: Loop,
+        endpoint: str,
+        listener: Listener,
+        connect_timeout_s: float,
+        *,
+        is_patient: bool = False,
     ) -> None:
         self.endpoint, self._server_key = split_key(endpoint)
         self.is_up = False
@@ -48,6 +58,7 @@ class Connection:
         self._loop = loop
         self._listener = listener
         self._connect_timeout_s = connect_timeout_s
+        self._is_patient = is_patient
         self._outbox: deque[list[bytes]] = deque()
         self._monitor: zmq.Socket[bytes] | None = None
         self._connect_timer: Timer | None = None
@@ -144,6 +155,8 @@ class Connection:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._on_up()
+            elif event == zmq.EVENT_CONNECT_RETRIED:
+                self._on_refused()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._loop.guard(self._on_readable)  # what it said before it left still counts
                 if self._monitor is not monitor:
@@ -181,6 +194,11 @@ class Connection:
         self._listener.on_connected()
         while waiting and self.is_up:
             self._send_now(waiting.popleft())
+
+    def _on_refused(self) -> None:
+        """The library is about to try again. After a loss it does so too, but then this monitor is closed."""
+        if not self._is_patient:
+            self._on_connect_timeout()
 
     def _on_connect_timeout(self) -> None:
         if not self.is_up:

@@ -15,6 +15,7 @@ MONITORED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
 )
 """What a channel wants to hear of its socket."""
 GET_KEYS: Final = (

@@ -16,7 +16,7 @@ from daemons.rpc import Channel, Loop
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 0.5
+_RETRY_S = 0.2
 _JOIN_TIMEOUT_S = 2.0
 
 

@@ -120,6 +120,24 @@ def test_who_does_not_answer_is_lost_when_the_time_is_over(bench: Bench) -> None
     assert lonely.socket is None
 
 
+def test_who_refuses_is_lost_at_once_and_a_patient_one_tries_again(bench: Bench) -> None:
+    with socket.socket() as dead:  # its port is taken, and nobody listens
+        dead.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{dead.getsockname()[1]}"
+        bench.connect(endpoint, timeout_s=3600.0).open()
+        assert bench.loop.run_until(lambda: bool(bench.heard.lost), 20)
+        assert "does not answer; is it running?" in bench.heard.lost.pop().message
+        patient = Connection(bench.loop, endpoint, bench.heard, 3600.0, is_patient=True)
+        patient.open()
+        bench.loop.run_until(lambda: False, 0.2)
+        assert patient.socket is not None, "it was refused meanwhile"
+        dead.listen()
+        dead.settimeout(20)
+        dead.accept()[0].close()
+        patient.drop()
+    assert not bench.heard.lost
+
+
 def test_without_a_key_of_ones_own_a_server_with_keys_is_refused_without_an_attempt(
     bench: Bench,
 ) -> None:
