@@ -17,7 +17,7 @@ from daemons.protocol.base import MALFORMED
 CacheUse = Literal["use", "bypass"]
 Body = dict[str, Any]
 
-_CONNECT_S: Final = 5.0
+_CONNECT_S: Final = 15.0
 
 
 class _Details(msgspec.Struct):

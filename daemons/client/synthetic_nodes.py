@@ -27,7 +27,7 @@ BLOCK_BYTES: Final = 4096
 CHAIN_BLOCKS: Final = 250
 """Blocks of one prefix; a report does not end with one."""
 NAMESPACE: Final = b"mcctl bench mstr"
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 300.0
 _BEAT_S: Final = 0.25
 _MIX: Final = 0x9E3779B97F4A7C15F39CC0605CEDC835
 _MASK: Final = (1 << 128) - 1

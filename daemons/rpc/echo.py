@@ -17,7 +17,7 @@ import zmq
 from daemons.core.errors import Unavailable
 
 _MESSAGE: Final = bytes(64)
-_TIMEOUT_MS: Final = 5000
+_TIMEOUT_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from daemons.transfer.transports.rdma.device import Device, open_devices
 
 _TIMEOUT_S: Final = 120.0
-_CONNECT_S: Final = 10.0
+_CONNECT_S: Final = 60.0
 _PAUSE_S: Final = 0.2
 
 

@@ -14,11 +14,10 @@ from typing import IO, Final, Self
 from daemons.core.errors import ConfigError, Unavailable
 from daemons.core.units import GIB
 from mcctl import paths
+from mcctl.bench.patience import PATIENCE_S
 from mcctl.cluster.die_with_parent import tied_to_us
 from mcctl.cluster.plan import free_ports
 
-_READY_S: Final = 60.0
-_ANSWER_S: Final = 120.0
 _SEGMENT_BYTES: Final = GIB
 _PEER: Final = Path(__file__).with_name("published_peer.py")
 
@@ -62,7 +61,7 @@ class PublishedStore:
             peer = [str(self._python), str(_PEER), f"127.0.0.1:{self._port}"]
             self._start_peer([*peer, "segment", str(_SEGMENT_BYTES)])
             client = self._start_peer([*peer, "client"])
-            self._hear(client, _READY_S)  # filled
+            self._hear(client, PATIENCE_S)  # filled
         except BaseException:
             self._end()
             raise
@@ -80,16 +79,16 @@ class PublishedStore:
         """Seconds of each call: put, get, exists, batch32 or batch128."""
         client = self._processes[-1]
         _pipe(client.stdin).write(f"{what} {count}\n".encode())
-        seconds: list[float] = json.loads(self._hear(client, _ANSWER_S))
+        seconds: list[float] = json.loads(self._hear(client, PATIENCE_S))
         return seconds
 
     def _start_peer(self, command: list[str]) -> "subprocess.Popen[bytes]":
         """Again while its master is not listening yet."""
-        deadline_s = time.monotonic() + _READY_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while True:
             process = self._start(command)
             try:
-                self._hear(process, _READY_S)
+                self._hear(process, PATIENCE_S)
             except Unavailable:
                 if time.monotonic() > deadline_s:
                     raise

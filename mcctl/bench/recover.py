@@ -14,9 +14,10 @@ import msgspec
 
 from daemons.client.cluster import ClusterClient
 from daemons.client.process_usage import cpu_s
-from daemons.core.errors import McError
+from daemons.core.errors import McError, Unavailable
 from daemons.core.units import format_duration
 from mcctl.bench import recover_store
+from mcctl.bench.patience import PATIENCE_S
 from mcctl.bench.recover_streams import PROMPT_TOKENS, Crowd, CrowdPlan
 from mcctl.cluster.http_status import get_status
 from mcctl.cluster.processes import LocalCluster
@@ -32,7 +33,6 @@ REFUSAL_GOAL_S: Final = 1.0
 REJOIN_GOAL_S: Final = 5.0
 LATER_S: Final = 1.5
 """Requests that begin within it after a kill may still be sent to the dead."""
-_BACK_S: Final = 60.0
 _POLL_S: Final = 0.02
 
 
@@ -136,8 +136,7 @@ class RecoverBench:
     def _refusal(self) -> tuple[float | None, str]:
         """Seconds until a request that is sent now is refused as it should be."""
         began_s = time.monotonic()
-        with httpx.Client(timeout=_BACK_S, trust_env=False) as http:
-            response = http.post(f"{self._cluster.url}/v1/completions", json=self._small_request())
+        response = self._ask_little()
         took_s = time.monotonic() - began_s
         wait = response.headers.get("retry-after")
         said = f"HTTP {response.status_code}, Retry-After: {wait or 'none'}"
@@ -147,7 +146,7 @@ class RecoverBench:
         self._cluster.restart(name)
         began_s = time.monotonic()
         took_s = None
-        while time.monotonic() - began_s < _BACK_S:
+        while time.monotonic() - began_s < PATIENCE_S:
             if is_back(name):
                 took_s = time.monotonic() - began_s
                 break
@@ -171,14 +170,17 @@ class RecoverBench:
 
     def _is_served(self, _: str) -> bool:
         """A request is answered, which takes a prefill and a decode node that joined the new master."""
-        with httpx.Client(timeout=_BACK_S, trust_env=False) as http:
-            url = f"{self._cluster.url}/v1/completions"
-            return http.post(url, json=self._small_request()).status_code == 200
+        return self._ask_little().status_code == 200
 
-    def _small_request(self) -> dict[str, object]:
+    def _ask_little(self) -> httpx.Response:
         first = self._plan.traffic.vocab_size // 2
         prompt = list(range(first, first + PROMPT_TOKENS))
-        return {"model": self._plan.traffic.model, "prompt": prompt, "max_tokens": 1}
+        body = {"model": self._plan.traffic.model, "prompt": prompt, "max_tokens": 1}
+        try:
+            with httpx.Client(timeout=PATIENCE_S, trust_env=False) as http:
+                return http.post(f"{self._cluster.url}/v1/completions", json=body)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"the gateway at {self._cluster.url} failed: {error}") from None
 
     def _add(self, what: str, value_s: float | None, goal_s: float, detail: str) -> None:
         self._rows.append(

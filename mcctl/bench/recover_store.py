@@ -11,6 +11,7 @@ from daemons.client.objects.store import Store
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import new_epoch
 from daemons.transfer import TransferEngine
+from mcctl.bench.patience import PATIENCE_S
 
 Progress = Callable[[str], object]
 
@@ -24,7 +25,6 @@ _TWICE: Final = 8
 _BATCH: Final = 2000
 _SAMPLE: Final = 997
 _KNOWN_S: Final = 20.0
-_SERVED_S: Final = 120.0
 _POLL_S: Final = 0.001
 
 
@@ -95,7 +95,7 @@ def _killed(cluster: Hurtable, store: Store, names: Sequence[str]) -> list[Found
     slowest_s = max(_get_fails(store, name) for name in others)
     cluster.restart(f"mc-{holder}")
     cluster.wait_ready()
-    is_back_s = _until(lambda: store.exists(first) == "present", time.monotonic())
+    is_back_s = _until(lambda: store.exists(first) == "present", time.monotonic(), PATIENCE_S)
     if is_back_s is None:
         raise Unavailable(f"{first} is not back though mc-{holder} is")
     return [
@@ -128,10 +128,11 @@ def master_restart(cluster: Hurtable, num_objects: int, progress: Progress) -> F
         cluster.kill("mc-master")
         killed_s = time.monotonic()
         cluster.restart("mc-master")
-        took_s = _until(lambda: _all_present(store, names), killed_s, _SERVED_S)
+        took_s = _until(lambda: _all_present(store, names), killed_s, PATIENCE_S)
         sample = names[::_SAMPLE]
         wrong = sum(
-            got != name.encode() for name, got in zip(sample, store.get_many(sample), strict=True)
+            got != name.encode()
+            for name, got in zip(sample, store.get_many(sample, timeout_s=PATIENCE_S), strict=True)
         )
         if wrong:
             raise Unavailable(f"{wrong} of {len(sample)} objects were not read after the restart")
@@ -155,7 +156,8 @@ def _store(cluster: Hurtable) -> Iterator[Store]:
 def _put(
     store: Store, values: Sequence[tuple[str, bytes]], *, replicas: int, min_sealed: int
 ) -> None:
-    for result in store.put_many(values, replicas=replicas, min_sealed=min_sealed):
+    results = store.put_many(values, replicas=replicas, min_sealed=min_sealed, timeout_s=PATIENCE_S)
+    for result in results:
         if isinstance(result, McError):
             raise result
 

@@ -10,14 +10,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from daemons.core.errors import McError, Unavailable
+from mcctl.bench.patience import PATIENCE_S
 from mcctl.openai_stream import Body, OpenAiClient
 
 PROMPT_TOKENS: Final = 128
 _FIRST_TOKEN_ID: Final = 16
 """Below it are the control tokens of most vocabularies."""
 _NUM_SHARED: Final = 4
-_FLOW_S: Final = 30.0
-_END_S: Final = 60.0
 _PAUSE_S: Final = 0.05
 """After a refusal."""
 
@@ -111,11 +110,11 @@ class Crowd:
     def end(self) -> None:
         """Raises Unavailable for one that hangs."""
         self._ending.set()
-        deadline_s = time.monotonic() + _END_S
+        deadline_s = time.monotonic() + PATIENCE_S
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            raise Unavailable(f"a request neither went on nor ended within {_END_S:g} s")
+            raise Unavailable(f"a request neither went on nor ended within {PATIENCE_S:g} s")
 
     def aftermath(self, hurt_s: float, until_s: float, *, long_only: bool = False) -> Aftermath:
         """Of the requests that were under way at `hurt_s` or came before `until_s`."""
@@ -139,7 +138,7 @@ class Crowd:
         )
 
     def _wait_flowing(self) -> None:
-        deadline_s = time.monotonic() + _FLOW_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             with self._lock:
                 flowing = sum(
@@ -150,7 +149,7 @@ class Crowd:
             if flowing == self._traffic.streams:
                 return
             time.sleep(_PAUSE_S)
-        raise Unavailable(f"the streams did not begin within {_FLOW_S:g} s {why}".rstrip())
+        raise Unavailable(f"the streams did not begin within {PATIENCE_S:g} s {why}".rstrip())
 
     def _ask_on(self, number: int) -> None:
         is_long = number < self._traffic.streams

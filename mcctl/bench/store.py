@@ -22,6 +22,7 @@ from daemons.client.round_trip import bare_round_trips
 from daemons.core.errors import Unavailable
 from daemons.core.units import KIB, MIB
 from mcctl.bench import store_beside
+from mcctl.bench.patience import PATIENCE_S
 from mcctl.bench.store_beside import StoreBesideRow
 from mcctl.bench.store_timing import Progress, timed
 
@@ -75,7 +76,7 @@ class StorePlan:
 
 
 def run(master: str, plan: StorePlan, progress: Progress) -> StoreResult:
-    with Store(master, namespace=NAMESPACE, timeout_s=20.0, num_threads=1) as store:
+    with Store(master, namespace=NAMESPACE, timeout_s=PATIENCE_S, num_threads=1) as store:
         try:
             progress("values of 4 KiB")
             rows = _small(store, plan)
@@ -127,7 +128,7 @@ def _batch(store: Store, plan: StorePlan) -> StoreRow:
     """One thread on both sides. The copies go to other memory each, and all of it was touched before."""
     source = np.random.default_rng(2).integers(0, 256, (_BATCH, MIB), np.uint8)
     names = [f"large-{number}" for number in range(_BATCH)]
-    results = store.put_many(list(zip(names, source, strict=True)), timeout_s=60.0)
+    results = store.put_many(list(zip(names, source, strict=True)), timeout_s=PATIENCE_S)
     failed = [result for result in results if not isinstance(result, int)]
     if failed:
         raise failed[0]
@@ -158,7 +159,7 @@ def _batch(store: Store, plan: StorePlan) -> StoreRow:
 
 def _exists(store: Store, plan: StorePlan) -> StoreRow:
     names = [b"name-%d" % number for number in range(_NAMES)]
-    store.put_many([(name, b"x") for name in names], timeout_s=60.0)
+    store.put_many([(name, b"x") for name in names], timeout_s=PATIENCE_S)
     times, limits = [], []
     with bare_round_trips() as round_trip:
         for _ in range(10 * plan.rounds):
@@ -175,12 +176,12 @@ def _exists(store: Store, plan: StorePlan) -> StoreRow:
 
 
 def _writers(master: str, count: int, seconds: float) -> WritersRow:
-    limit = sum(_run_writers(["copy", "-", "-", f"{seconds / 2}"], count))
+    limit = sum(_run_writers(["copy", "-", "-", f"{seconds / 2}"], count, seconds))
     lookups: list[float] = []
     is_over = threading.Event()
 
     def look_up() -> None:
-        with Store(master, namespace=NAMESPACE, timeout_s=20.0) as store:
+        with Store(master, namespace=NAMESPACE, timeout_s=PATIENCE_S) as store:
             while not is_over.is_set():
                 lookups.append(timed(lambda: store.exists_many(["w0-0"])))
                 time.sleep(0.002)
@@ -188,7 +189,7 @@ def _writers(master: str, count: int, seconds: float) -> WritersRow:
     thread = threading.Thread(target=look_up)
     thread.start()
     try:
-        rates = _run_writers(["put", master, "w{}", f"{seconds}"], count)
+        rates = _run_writers(["put", master, "w{}", f"{seconds}"], count, seconds)
     finally:
         is_over.set()
         thread.join()
@@ -200,7 +201,7 @@ def _writers(master: str, count: int, seconds: float) -> WritersRow:
     )
 
 
-def _run_writers(arguments: list[str], count: int) -> list[float]:
+def _run_writers(arguments: list[str], count: int, seconds: float) -> list[float]:
     """Bytes a second of each; they begin together."""
     processes = [
         subprocess.Popen(
@@ -220,10 +221,12 @@ def _run_writers(arguments: list[str], count: int) -> list[float]:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        said = [process.communicate(timeout=120)[0] for process in processes]
+        said = [process.communicate(timeout=seconds + PATIENCE_S)[0] for process in processes]
         if any(line != "ready\n" for line in lines) or any(p.returncode for p in processes):
             raise Unavailable("a writer of the benchmark ended; its error is above")
         return [float(text) for text in said]
+    except (subprocess.TimeoutExpired, BrokenPipeError):
+        raise Unavailable("a writer of the benchmark hangs, or has ended") from None
     finally:
         for process in processes:
             process.kill()

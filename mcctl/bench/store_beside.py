@@ -13,6 +13,7 @@ from daemons.client.objects.store import Store
 from daemons.core.errors import McError
 from daemons.core.units import KIB, MIB
 from daemons.transfer import TransferEngine
+from mcctl.bench.patience import PATIENCE_S
 from mcctl.bench.published_store import PublishedStore
 from mcctl.bench.store_timing import Progress, timed
 
@@ -69,10 +70,10 @@ def run(master: str, python: Path, rounds: int, progress: Progress) -> list[Stor
     progress("starting the published store")
     with (
         PublishedStore(python) as published,
-        Store(master, namespace=NAMESPACE, timeout_s=20.0, num_threads=1) as store,
+        Store(master, namespace=NAMESPACE, timeout_s=PATIENCE_S, num_threads=1) as store,
         TransferEngine(transports=("tcp",)) as engine,
         # As many threads as it takes by default: so does the published client, and the nodes have one for each.
-        Store(master, namespace=NAMESPACE, timeout_s=20.0, engine=engine) as far,
+        Store(master, namespace=NAMESPACE, timeout_s=PATIENCE_S, engine=engine) as far,
     ):
         try:
             return [_compare(each, published, rounds, progress) for each in _measures(store, far)]
@@ -84,9 +85,9 @@ def _measures(store: Store, far: Store) -> list[_Measure]:
     source = np.random.default_rng(2).integers(0, 256, (max(_SIZES), MIB), np.uint8)
     large = [f"large-{number}" for number in range(len(source))]
     store.register(source)
-    _whole(store.put_many(list(zip(large, source, strict=True)), timeout_s=60.0))
+    _whole(store.put_many(list(zip(large, source, strict=True)), timeout_s=PATIENCE_S))
     names = [b"name-%d" % number for number in range(_NAMES)]
-    _whole(store.put_many([(name, b"x") for name in names], timeout_s=60.0))
+    _whole(store.put_many([(name, b"x") for name in names], timeout_s=PATIENCE_S))
     target = np.zeros_like(source)
     small = _Small(store)
 

@@ -13,11 +13,11 @@ from typing import Final, Self
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, Unavailable
 from mcctl import paths
+from mcctl.bench.patience import PATIENCE_S
 from mcctl.cluster.die_with_parent import tied_to_us
 from mcctl.cluster.plan import free_ports
 from mcctl.cluster.spawning import MASTER_ENVIRONMENT
 
-_READY_S: Final = 60.0
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -92,7 +92,7 @@ class StorePool:
         self._processes.append(process)
 
     def _wait(self) -> None:
-        deadline_s = time.monotonic() + _READY_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             for number, process in enumerate(self._processes):
                 if process.poll() is not None:
@@ -105,7 +105,7 @@ class StorePool:
             except McError:
                 pass
             time.sleep(0.05)
-        raise Unavailable(f"the daemons of the benchmark were not ready within {_READY_S:g} s")
+        raise Unavailable(f"the daemons of the benchmark were not ready within {PATIENCE_S:g} s")
 
     def _end(self) -> None:
         for process in self._processes:

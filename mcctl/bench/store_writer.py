@@ -14,7 +14,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from daemons.client.objects.store import Store
+from daemons.core.errors import McError
 from daemons.core.units import MIB
+from mcctl.bench.patience import PATIENCE_S
 
 Rows = NDArray[np.uint8]
 VALUE_BYTES: Final = MIB
@@ -22,13 +24,20 @@ _NUM_VALUES: Final = 8
 
 
 def main() -> None:
+    try:
+        _write()
+    except McError as error:
+        sys.exit(f"error: a writer of the benchmark: {error.message}")
+
+
+def _write() -> None:
     kind, master, name, seconds = sys.argv[1:]
     values = np.zeros((_NUM_VALUES, VALUE_BYTES), np.uint8)
     if kind == "copy":
         target = np.zeros_like(values)
         _run(lambda number: _copy(values, target, number), float(seconds))
         return
-    with Store(master, namespace="mcctl bench store", timeout_s=20.0) as store:
+    with Store(master, namespace="mcctl bench store", timeout_s=PATIENCE_S) as store:
         store.register(values)
         for number in range(_NUM_VALUES):
             store.replace(f"{name}-{number}", values[number])

@@ -207,8 +207,7 @@ class ObjectPut:
                 full.clear()
 
     def _is_worth_waiting(self, left: Sequence[Part], wait_s: float) -> bool:
-        is_late = time.monotonic() + max(wait_s, _RETRY_S) >= self._deadline_s
-        return not is_late and all(
+        return not self._is_late(wait_s) and all(
             isinstance(part.why, Exhausted | Unavailable | TransferError) for part in left
         )
 
@@ -298,6 +297,12 @@ class ObjectPut:
         assert why is not None
         if isinstance(why, Unavailable):
             why = part.refused or why  # the last try had too little time for an answer
+        if isinstance(why, Unavailable) and self._is_late():
+            # Of the last try, which had what was left of the time: who asked knows the whole of it alone.
+            return Unavailable(
+                f"{_shown(part.item.name)} could not be put within {self._timeout_s:g} s; the last try: {why.message}",
+                retry_after_ms=why.retry_after_ms,
+            )
         if not isinstance(why, Exhausted):
             return why
         return Exhausted(
@@ -325,6 +330,10 @@ class ObjectPut:
                 yield from ask_master(message, Ok, 0.5)
             except McError:
                 return  # it ends by itself
+
+    def _is_late(self, wait_s: float = 0.0) -> bool:
+        """No time for another try after so long."""
+        return time.monotonic() + max(wait_s, _RETRY_S) >= self._deadline_s
 
     def _left_s(self) -> float:
         return max(0.05, self._deadline_s - time.monotonic())
