@@ -44,7 +44,9 @@ class UseCounts(Protocol[Blocks]):
     """How often each block was read in the running window."""
 
     def use(self, blocks: Blocks, limit: int) -> Sequence[tuple[BlockHash, int]]:
-        """A request reads these; those that have so many uses now, of which there are nearly always none."""
+        """A request reads these; those that may be hotter now, of which there are nearly always none: all that came to
+        a multiple of `limit` uses are among them.
+        """
 
     def of(self, block_hash: BlockHash) -> int: ...
 

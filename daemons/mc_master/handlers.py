@@ -100,16 +100,10 @@ class Handlers:
 
     def handle(self, call: Call) -> None:
         message = call.message
-        match message:
-            case Schedule() | RequestDone() | ListRequests():
-                self.requests.handle(call, message)
-            case Join() | Beat() | Leave() | SuspectNode() | ListNodes() | ListModels():
-                self.membership.handle(call, message)
-            case CopyFailed() | ReplicateBlocks() | MoveBlocks() | DrainNode():
-                self.replication.handle(call, message)
+        match message:  # what comes most often first
             case (
-                Report()
-                | Match()
+                Match()
+                | Report()
                 | Locate()
                 | BadReplica()
                 | ListBlocks()
@@ -119,6 +113,12 @@ class Handlers:
                 | CacheStat()
             ):
                 self.blocks.handle(call, message)
+            case Schedule() | RequestDone() | ListRequests():
+                self.requests.handle(call, message)
+            case Join() | Beat() | Leave() | SuspectNode() | ListNodes() | ListModels():
+                self.membership.handle(call, message)
+            case CopyFailed() | ReplicateBlocks() | MoveBlocks() | DrainNode():
+                self.replication.handle(call, message)
             case SetPoolQuota() | ListPoolUsage():
                 self.quotas.handle(call, message)
             case AwaitReplicas():

@@ -23,6 +23,12 @@ def receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     return _with_rest(socket, socket.recv(_NOW, copy=False))
 
 
+def receive_routed(socket: "zmq.Socket[bytes]") -> tuple[bytes, list[zmq.Frame]]:
+    """The same of a ROUTER: which connection, and what it sent, which is one frame at least."""
+    peer: bytes = socket.recv(_NOW)
+    return peer, _with_rest(socket, socket.recv(_NOW, copy=False))
+
+
 def await_message(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     """The same, after waiting for it as long as the socket's RCVTIMEO says: the cheapest wait there is."""
     return _with_rest(socket, socket.recv(0, copy=False))

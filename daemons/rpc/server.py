@@ -18,10 +18,11 @@ from daemons.protocol.key import AllowedKey
 from daemons.protocol.messages import Request, decode_request, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.authenticator import CONTROL, Authenticator, HandshakeWatch
-from daemons.rpc.frames import has_more, receive, send_frames
+from daemons.rpc.frames import has_more, receive_routed
 from daemons.rpc.framing import MAX_MESSAGE_BYTES, Header, Kind, unpack_header
 from daemons.rpc.gate import Gate
 from daemons.rpc.loop import Loop
+from daemons.rpc.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,10 @@ class Call:
             self._send(Kind.PART, message)
 
     def _send(self, kind: Kind, message: Message) -> None:
-        if not self._server.send(self.peer, Header(kind, self._request_id), message):
+        header = Header(kind, self._request_id)
+        # Who wants to hear that the peer is gone has to hear it now.
+        may_hold = self.is_done and self.on_gone is None
+        if not self._server.send(self.peer, header, message, may_hold=may_hold):
             self.is_done = True
             if self.on_gone is not None:
                 gone, self.on_gone = self.on_gone, None
@@ -97,10 +101,10 @@ class Server:
         self.loop = loop
         self.num_malformed = 0
         self.num_stale = 0
-        self.num_undeliverable = 0
         self._hello = hello
         self._handle = handle
         self._socket = loop.context.socket(zmq.ROUTER)
+        self._outbox = Outbox(self._socket, loop.clock)
         self._gate: Gate | None = None
         self._watch: HandshakeWatch | None = None
         if loop.authenticator is not None:
@@ -129,6 +133,11 @@ class Server:
         loop.add_reader(self._socket, self._on_readable)
 
     @property
+    def num_undeliverable(self) -> int:
+        """Messages to peers that were gone, or not to be talked to."""
+        return self._outbox.num_undeliverable
+
+    @property
     def num_refused(self) -> int:
         """Connections and messages of this loop's servers that were refused for their keys."""
         return self.loop.authenticator.refusals.num_refused if self.loop.authenticator else 0
@@ -152,50 +161,54 @@ class Server:
         """Push a notice to a connected peer (its `Call.peer`); False when it is gone."""
         return self.send(peer, Header(Kind.NOTICE, 0), message)
 
-    def send(self, peer: bytes, header: Header, message: Message) -> bool:
+    def send(
+        self, peer: bytes, header: Header, message: Message, *, may_hold: bool = False
+    ) -> bool:
+        """False for a peer that is gone; of what is held a moment with the answers to others nobody hears that."""
         if self._gate is not None and not self._gate.may_hear(peer):
-            self.num_undeliverable += 1
+            self._outbox.num_undeliverable += 1
             return False
-        return self._send(peer, header, message)
-
-    def _send(self, peer: bytes, header: Header, message: Message) -> bool:
-        try:
-            send_frames(self._socket, (peer, header.pack(), encode(message)))
-        except zmq.ZMQError:
-            # EHOSTUNREACH: it left. EAGAIN: it has not read 20,000 messages; to us that is the same.
-            self.num_undeliverable += 1
-            return False
-        return True
+        frames = peer, header.pack(), encode(message)
+        if may_hold and self._outbox.is_holding:
+            self._outbox.hold(frames)
+            return True
+        return self._outbox.send(frames)
 
     def _on_readable(self) -> None:
         # After a stall all that is queued is judged by the stall, so all of it is read in this turn.
-        for _ in range(_MAX_BATCH if not self.loop.stall_s else 100 * _MAX_BATCH):
-            try:
-                parts = receive(self._socket)
-            except zmq.Again:
-                return
-            key = "" if self._gate is None else _key_of(parts)
-            self._on_frames([part.bytes for part in parts], key)
-            if not has_more(self._socket):
-                return
+        num_left = _MAX_BATCH if not self.loop.stall_s else 100 * _MAX_BATCH
+        outbox, is_waiting = self._outbox, True
+        try:
+            while is_waiting and num_left:
+                num_left -= 1
+                try:
+                    peer, parts = receive_routed(self._socket)
+                except zmq.Again:
+                    return
+                is_waiting = outbox.is_holding = has_more(self._socket)
+                key = "" if self._gate is None else _key_of(parts)
+                self._on_frames(peer, [part.bytes for part in parts], key)
+        finally:
+            outbox.is_holding = False
+            outbox.flush()
 
     def _secure(self, authenticator: Authenticator) -> None:
         authenticator.secure(self._socket, CONTROL)
         self._gate = Gate(authenticator.identity.allowed, authenticator.refusals)
         self._watch = HandshakeWatch(self.loop, self._socket, authenticator.refusals)
 
-    def _on_frames(self, frames: list[bytes], key: str) -> None:
-        peer = frames[0]
+    def _on_frames(self, peer: bytes, frames: list[bytes], key: str) -> None:
         try:
-            header = unpack_header(frames[1] if len(frames) == 3 else b"")
+            header = unpack_header(frames[0] if len(frames) == 2 else b"")
         except ProtocolError:
             self.num_malformed += 1
             return
         try:
-            message, owner = self._admit(peer, key, header, frames[2])
+            message, owner = self._admit(peer, key, header, frames[1])
         except Unwelcome as error:
             # Also to a key that was revoked: that much it may know.
-            self._send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
+            failure = encode(to_failure(error))
+            self._outbox.send((peer, Header(Kind.REPLY, header.request_id).pack(), failure))
             return
         except ProtocolError as error:
             self.num_malformed += 1

@@ -25,7 +25,9 @@ class Named(NamedTuple):
 
 
 class BlockTable:
-    """Rows are reused. `kind` is NO_ROW in a free row; `head` is the first replica's row, or NO_ROW."""
+    """Rows are reused. In a free one `kind` and `head` are NO_ROW, `wanted` and `hot` are 0, as in one that never was
+    used; `head` is the first replica's row, or NO_ROW.
+    """
 
     def __init__(self) -> None:
         self.row_by_hash: dict[BlockHash, int] = {}
@@ -61,9 +63,8 @@ class BlockTable:
 
     def find_all(self, hashes: Sequence[BlockHash]) -> Rows:
         """NO_ROW for those that are not there."""
-        rows = list(map(self.row_by_hash.get, hashes, repeat(NO_ROW)))
-        found: Rows = np.array(rows, np.intp)
-        return found
+        rows = map(self.row_by_hash.get, hashes, repeat(NO_ROW))
+        return np.fromiter(rows, np.intp, len(hashes))
 
     def add_all(
         self, sealed: SealedBlocks, hashes: Sequence[BlockHash], created_s: NDArray[np.float64]
@@ -82,9 +83,6 @@ class BlockTable:
         self.num_tokens.values[rows] = columns["num_tokens"]
         self.kind.values[rows] = self._count_kinds(sealed, location["common"])
         self.created_s.values[rows] = created_s
-        self.head.values[rows] = NO_ROW
-        self.wanted.values[rows] = 0
-        self.hot.values[rows] = 0
         self.uses.values[rows] = 0
         self.row_by_hash.update(zip(hashes, rows.tolist(), strict=True))
         for index, named in sealed.named.items():
@@ -101,7 +99,7 @@ class BlockTable:
         self.rows_by_name.setdefault(kind.namespace, {})[named.name] = row
 
     def remove_all(self, hashes: Sequence[BlockHash], rows: Rows) -> None:
-        """Blocks that are there, each once."""
+        """Blocks that are there, each once, and have no replica any more."""
         deque(map(self.row_by_hash.__delitem__, hashes), 0)
         counts = np.bincount(self.kind.values[rows])
         kind_ids = np.flatnonzero(counts).tolist()
@@ -190,19 +188,26 @@ class BlockTable:
         if not of_namespace:
             del self.rows_by_name[named.namespace]
 
-    def _count_kinds(self, sealed: SealedBlocks, common: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """The kind of each, counted; none is kept that no block is of."""
-        is_one = len(sealed.kinds) == 1  # as mostly, and `common` was looked at before
-        counts = (
-            [len(common)] if is_one else np.bincount(common, minlength=len(sealed.kinds)).tolist()
-        )
+    def _count_kinds(
+        self, sealed: SealedBlocks, common: NDArray[np.uint32]
+    ) -> NDArray[np.int32] | int:
+        """The kind of each, or of all, counted; none is kept that no block is of."""
+        if len(sealed.kinds) == 1 and len(common):  # as mostly, and `common` was looked at before
+            return self._count_kind(sealed.kinds[0], len(common))
+        counts = np.bincount(common, minlength=len(sealed.kinds)).tolist()
         ids = np.full(len(sealed.kinds), NO_ROW, np.int32)
         for number, (kind, count) in enumerate(zip(sealed.kinds, counts, strict=True)):
             if count:
-                kind_id = self._kind_ids.get(kind)
-                ids[number] = kind_id = self._new_kind(kind) if kind_id is None else kind_id
-                self.num_by_kind[kind_id] += count
+                ids[number] = self._count_kind(kind, count)
         return ids.take(common)
+
+    def _count_kind(self, kind: BlockKind, count: int) -> int:
+        """So many more are of this kind; its id."""
+        kind_id = self._kind_ids.get(kind)
+        if kind_id is None:
+            kind_id = self._new_kind(kind)
+        self.num_by_kind[kind_id] += count
+        return kind_id
 
     def _new_kind(self, kind: BlockKind) -> int:
         """A free id, so that there are never more than kinds in use at one time."""

@@ -47,6 +47,7 @@ class Directory:
         self.choice = VictimChoice(self.tables, policy)
         recording = Recording(self.tables)
         self.record_sealed = recording.record_sealed
+        self.record_checked = recording.record_checked
         self.record_freed = recording.record_freed
         self.sweep = recording.sweep
 

@@ -85,8 +85,10 @@ def _lowest(
     if len(value) == 0 or num_bytes <= 0:
         return np.empty(0, np.intp)
     low = _low_end(value, candidates.num_bytes, num_bytes)
-    depth = -candidates.depth[low].astype(np.int64)
-    order = low[np.lexsort((depth, candidates.used_s[low], value[low]))]
+    keys = [-candidates.depth[low].astype(np.int64), candidates.used_s[low]]
+    if value is not candidates.used_s:
+        keys.append(value[low])
+    order = low[np.lexsort(keys)]
     freed = np.cumsum(candidates.num_bytes[order])
     enough = int(np.searchsorted(freed, num_bytes)) + 1
     return order[:enough]

@@ -25,6 +25,10 @@ def check_tables(tables: Tables) -> None:
             assert replicas.length.values[replica] == replicas.number("length", replica)
             bytes_by_slot[number] += replicas.number("length", replica)
     assert len(seen) == replicas.num_rows
+    is_free = tables.blocks.kind.values == NO_ROW
+    assert (tables.blocks.head.values[is_free] == NO_ROW).all()
+    assert not tables.blocks.wanted.values[is_free].any()
+    assert not tables.blocks.hot.values[is_free].any()
     for number, slot in tables.slots:
         assert slot.num_replicas == num_by_slot[number]
         assert slot.num_bytes == bytes_by_slot[number]

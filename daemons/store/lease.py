@@ -40,5 +40,9 @@ class LeaseTable:
             changed = True
         return changed
 
+    def has(self, row: int, *, used_s: float, until_s: float) -> bool:
+        """Whether it is at least as recent and as long leased as given."""
+        return self.used_s.values.item(row) >= used_s and self.until_s.values.item(row) >= until_s
+
     def is_leased(self, row: int, *, now_s: float) -> bool:
         return self.until_s.values.item(row) > now_s

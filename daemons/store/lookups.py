@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ class LookupCounts:
     num_hit_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """Blocks of a prefix, by row, and the replica of each that was chosen."""
 
     rows: Rows
@@ -177,6 +176,8 @@ class Lookups:
     ) -> tuple[Rows, Rows]:
         """Rows of the longest prefix, and the best replica of each."""
         rows = self._known(hashes)
+        if self._are_heads_best(now_s):
+            return rows, self._tables.blocks.head.values[rows].astype(np.intp)
         replicas = self._best(rows, now_s, near)
         gaps = replicas == NO_ROW
         if np.count_nonzero(gaps):
@@ -186,8 +187,13 @@ class Lookups:
 
     def _known(self, hashes: Sequence[BlockHash]) -> Rows:
         """Rows of the longest prefix that is recorded at all."""
-        found = map(self._tables.blocks.row_by_hash.get, hashes)
-        return np.array(list(iter(found.__next__, None)), np.intp)
+        blocks = self._tables.blocks
+        if hashes and hashes[-1] in blocks.row_by_hash:
+            rows = blocks.find_all(hashes)  # mostly all are: faster than to look for the end
+            if rows.min() != NO_ROW:
+                return rows
+        found = map(blocks.row_by_hash.get, hashes)
+        return np.fromiter(iter(found.__next__, None), np.intp)
 
     def _hosts_of(self, head: int, now_s: float) -> list[int]:
         """Numbers of the hosts that hold replicas of this list, each once."""
@@ -201,9 +207,14 @@ class Lookups:
     def _best(self, rows: Rows, now_s: float, near: HostId | None) -> Rows:
         tables = self._tables
         heads = tables.blocks.head.values[rows].astype(np.intp)
-        if not tables.has_spares and tables.replicas.is_all_readable(now_s=now_s):
+        if self._are_heads_best(now_s):
             return heads
         return tables.replicas.best(heads, now_s, near, self._turn)
+
+    def _are_heads_best(self, now_s: float) -> bool:
+        """Every block has one replica, and that can be read."""
+        tables = self._tables
+        return not tables.has_spares and tables.replicas.is_all_readable(now_s=now_s)
 
     def _take(
         self, rows: Rows, replicas: Rows, num_asked: int, *, now_s: float, lease_s: float
@@ -230,7 +241,7 @@ class Lookups:
         table = self._tables.replicas
         if not np.count_nonzero(rows == NO_ROW):
             heads = self._tables.blocks.head.values[rows].astype(np.intp)
-            if not self._tables.has_spares and table.is_all_readable(now_s=now_s):
+            if self._are_heads_best(now_s):
                 return heads, np.ones(len(heads), np.intp)
             if not np.count_nonzero(table.next.values[heads] != NO_ROW):
                 is_read = table.ranks(heads, now_s) > UNREADABLE

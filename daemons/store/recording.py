@@ -1,6 +1,6 @@
 """What nodes report enters and leaves the tables, a whole report at a time; what nodes that are gone held, in steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -32,8 +32,14 @@ class Recording:
         self, node: NodeId, sealed: SealedBlocks, *, now_s: float, tier: Tier = "dram"
     ) -> SealedBlocks:
         """All or nothing: ProtocolError for a malformed record. Returns those that are new in this tier of the node."""
-        number = self._tables.number_of(node, tier)
         check_sealed(sealed)
+        return self.record_checked(node, sealed, now_s=now_s, tier=tier)
+
+    def record_checked(
+        self, node: NodeId, sealed: SealedBlocks, *, now_s: float, tier: Tier = "dram"
+    ) -> SealedBlocks:
+        """The same of what `check_sealed` let pass."""
+        number = self._tables.number_of(node, tier)
         known, hashes = self._tables.blocks.row_by_hash, sealed.hashes()
         if known.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes):
             self._record_new(number, sealed, hashes, now_s)
@@ -54,11 +60,13 @@ class Recording:
         return sealed.part(first + more)
 
     def record_freed(
-        self, node: NodeId, hashes: Iterable[BlockHash], *, tier: Tier = "dram"
+        self, node: NodeId, hashes: Sequence[BlockHash], *, tier: Tier = "dram"
     ) -> list[BlockHash]:
         """Returns those that this tier of the node had."""
         tables = self._tables
         number = tables.number_of(node, tier)
+        if not hashes:
+            return []
         freed = list(dict.fromkeys(hashes))
         rows = tables.blocks.find_all(freed)
         if np.count_nonzero(rows == NO_ROW):

@@ -49,7 +49,7 @@ class Tables:
     @property
     def has_spares(self) -> bool:
         """False where no block has more than one replica, so that nobody needs to look for others."""
-        return self.replicas.num_rows > len(self.blocks)
+        return self.replicas.num_rows > len(self.blocks.row_by_hash)
 
     def number_of(self, node: NodeId, tier: Tier) -> int:
         """Raises NotFound."""
@@ -89,6 +89,8 @@ class Tables:
         first = find(_HASH.unpack_from(parents, row * HASH_BYTES)[0])
         if first is None or first == row:
             return  # the beginning, or an object, which is its own parent
+        if self.heat is None and self.leases.has(first, used_s=now_s, until_s=until_s):
+            return  # as mostly: the part of the prefix before this one was asked for just now
         # Flat, and on views that are cheaper to ask than numpy: reports that go on with a prefix walk it up to its
         # beginning. They are let go at once: a column that is looked at cannot grow in place.
         with (

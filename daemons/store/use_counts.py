@@ -18,15 +18,15 @@ class RowCounts:
         self._blocks = blocks
 
     def use(self, blocks: Rows, limit: int) -> Sequence[tuple[BlockHash, int]]:
-        """One use of each of these rows; those that have `limit` or more now."""
+        """One use of each of these rows; those that came to a multiple of `limit` with it."""
         uses = self._blocks.uses.values
         counts = uses[blocks] + np.uint32(1)
         uses[blocks] = counts
-        is_many = counts >= limit
-        if not np.count_nonzero(is_many):
+        if counts.max(initial=0) < limit:
             return []
-        hashes = self._blocks.hashes_of(blocks[is_many])
-        return list(zip(hashes, counts[is_many].tolist(), strict=True))
+        is_step = counts % limit == 0
+        hashes = self._blocks.hashes_of(blocks[is_step])
+        return list(zip(hashes, counts[is_step].tolist(), strict=True))
 
     def of(self, block_hash: BlockHash) -> int:
         row = self._blocks.row_by_hash.get(block_hash, NO_ROW)

@@ -77,10 +77,10 @@ class BlockHandlers:
 
     def handle(self, call: Call, message: BlockRequest) -> None:
         match message:
-            case Report():
-                call.reply(self.reports.hear(call, message))
             case Match():
                 self.lookups.match(call, message)
+            case Report():
+                call.reply(self.reports.hear(call, message))
             case Locate():
                 call.reply(self.lookups.locate(message, namespaces_of(call.owner)))
             case BadReplica():

@@ -132,7 +132,9 @@ class Reports:
         self._removals.tell(place, bad, "bad")
         unwanted = self._clearing.cleared_since(report.node, report.sealed)
         wanted = report.sealed.without(unwanted | self._names.refused(report))
-        sealed = directory.record_sealed(report.node, wanted, now_s=state.use_s(), tier=report.tier)
+        sealed = directory.record_checked(
+            report.node, wanted, now_s=state.use_s(), tier=report.tier
+        )
         self.on_sealed(report.node, wanted)
         self._names.on_recorded(sealed)
         state.num_stored += len(sealed)
