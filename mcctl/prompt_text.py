@@ -9,12 +9,18 @@ from daemons.core.errors import NotFound
 
 
 def read_text(prompt: str | None, file: Path | None) -> str:
-    """Exactly one of them; `-` is stdin."""
+    """Exactly one of them; `-` is stdin. An empty one, as of a variable that is not set, is a slip."""
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give --prompt or --file")
-    if prompt is not None:
-        return prompt
-    assert file is not None
+    text = prompt if file is None else _read(file)
+    if not text:
+        raise typer.BadParameter(
+            f"{'--prompt' if file is None else file} is empty; there is nothing to ask"
+        )
+    return text
+
+
+def _read(file: Path) -> str:
     if str(file) == "-":
         return sys.stdin.read()
     try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -15,6 +15,7 @@ from mcctl.tables import PIPE_CHARS
 from mcctl.tables import Column as Column
 from mcctl.tables import fitted as fitted
 from mcctl.tables import left_out as left_out
+from mcctl.tables import longest_word as longest_word
 from mcctl.tables import printable as printable
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def show_facts(facts: Sequence[tuple[str, str]], *, on_stderr: bool = False) -> 
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(escape(printable(name)), escape(printable(value)))
-    show(table, on_stderr=on_stderr)
+    names = max((len(name) for name, _ in facts), default=0) + 2
+    least = names + longest_word(printable(value) for _, value in facts)
+    show(table, on_stderr=on_stderr, least_width=least)
 
 
 def emit_facts(output: str, facts: Sequence[tuple[str, str]]) -> None:
@@ -127,19 +130,30 @@ def show_tree(root: Branch) -> None:
     from rich.markup import escape
     from rich.tree import Tree
 
-    def draw(branch: Branch, into: Tree) -> None:
+    def draw(branch: Branch, into: Tree, depth: int) -> int:
+        """The least width that breaks no word."""
+        least = 0
         for child in branch.children:
-            name, remark = escape(printable(child.name)), escape(printable(child.remark))
-            draw(child, into.add(f"[bold]{name}[/]  {remark}"))
+            name, remark = printable(child.name), printable(child.remark)
+            own = into.add(f"[bold]{escape(name)}[/]  {escape(remark)}")
+            words = _TREE_INDENT * depth + longest_word([name, remark])
+            least = max(least, words, draw(child, own, depth + 1))
+        return least
 
     tree = Tree(f"[bold]{escape(root.name)}[/]  {escape(root.remark)}".rstrip())
-    draw(root, tree)
-    show(tree)
+    show(tree, least_width=draw(root, tree, 1))
 
 
-def show(item: "RenderableType", *, on_stderr: bool = False) -> None:
-    """A rich table or tree. Where no terminal says how wide it is, nothing is cut off."""
-    console(on_stderr=on_stderr).print(item)
+_TREE_INDENT: Final = 4
+
+
+def show(item: "RenderableType", *, on_stderr: bool = False, least_width: int = 0) -> None:
+    """A rich table or tree. Where no terminal says how wide it is, nothing is cut off; what has words that need more
+    than the terminal's width is left to its own wrapping.
+    """
+    target = console(on_stderr=on_stderr)
+    target.width = max(target.width, least_width)
+    target.print(item)
 
 
 def console(*, on_stderr: bool = False) -> "Console":

@@ -1,6 +1,6 @@
 """Tables that fit the terminal: which columns there is room for. Nothing is printed here; that is for render."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +24,8 @@ class Column:
 
 
 _PROSE_CHARS: Final = 30
-_FOLDED_CHARS: Final = 16
-"""A column of words is folded down to so much, not further: a name must stay one."""
+_LEAST_PROSE_CHARS: Final = 10
+"""Where there is nothing else left to give up."""
 _UNBOUNDED_CHARS: Final = 10_000
 PIPE_CHARS: Final = 160
 """Where texts wrap when nobody says how wide it is; a table that needs more takes it."""
@@ -38,51 +38,97 @@ def left_out(titles: Sequence[str]) -> str:
 def fitted(
     target: "Console", title: str, columns: Sequence[Column], lines: Sequence[Any]
 ) -> "tuple[Table, list[str]]":
-    """The table with as many columns as there is room for, and the titles of those that it goes without: where words
-    would be folded beyond recognition, of the last numbers too.
+    """The table with as many columns as there is room for, and the titles of those that it goes without.
+
+    A word is never broken: a hash or a path in two lines cannot be copied. Where one still does not fit, the table is
+    wider than the terminal, whose own wrapping does not get into what is copied.
     """
     unbounded = target.options.update(max_width=_UNBOUNDED_CHARS)
     shown, hidden, is_tall = list(columns), list[str](), False
     while True:
         drawn = table(title, shown, lines, is_tall=is_tall)
-        prose = [len(c.text(row)) for c in shown if c.is_prose for row in lines]
-        needed = target.measure(drawn, options=unbounded).maximum - max(
-            0, max(prose, default=0) - _PROSE_CHARS
-        )
+        excess = target.measure(drawn, options=unbounded).maximum - target.width
+        widths = _Widths.of(shown, lines)
+        widths.cut_prose(excess)
         if target.width == PIPE_CHARS and not target.is_terminal:
-            target.width = max(target.width, needed)
-        if needed <= target.width:
-            return drawn, hidden
-        least = _least(shown, needed - _foldable(shown, lines) > target.width)
-        if not is_tall:
+            target.width += max(0, excess - widths.saved)
+            excess = min(excess, widths.saved)
+        if widths.saved < excess and not is_tall:
             is_tall = True
-        elif least is None:
-            return drawn, hidden
-        else:
-            shown.remove(least)
-            hidden.append(least.title)
+            continue
+        least = _least(shown, excess, widths)
+        if least is None:
+            break
+        shown.remove(least)
+        hidden.append(least.title)
+    widths.fold_words(excess)
+    widths.cut_prose(excess, _LEAST_PROSE_CHARS)
+    target.width += max(0, excess - widths.saved)
+    for column, width in zip(drawn.columns, widths.now, strict=True):
+        column.width = width
+    return drawn, hidden
 
 
-def _least(shown: Sequence[Column], is_squeezed: bool) -> Column | None:
-    """What goes next, if anything may."""
+def _least(shown: Sequence[Column], excess: int, widths: "_Widths") -> Column | None:
+    """What goes next, if something must: one that may, else the last of several numbers before a word is broken."""
+    if widths.saved >= excess:
+        return None
     least = min(shown, key=lambda column: -column.extra)
     if least.extra:
         return least
     numbers = [column for column in shown if column.is_number]
-    return numbers[-1] if is_squeezed and len(numbers) > 1 else None
+    must = widths.saved + widths.foldable() < excess
+    return numbers[-1] if must and len(numbers) > 1 else None
 
 
-def _foldable(shown: Sequence[Column], lines: Sequence[Any]) -> int:
-    """By how many characters columns of words can be narrower; `fitted` has cut prose already."""
-    widths = [
-        min(
-            max((len(column.text(row)) for row in lines), default=0),
-            _PROSE_CHARS if column.is_prose else _UNBOUNDED_CHARS,
+@dataclass(slots=True)
+class _Widths:
+    """How wide each column of texts is to be; None where its texts say so, as numbers do."""
+
+    columns: Sequence[Column]
+    now: list[int | None]
+    words: list[int]
+    """The longest word of each."""
+    saved: int = 0
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], lines: Sequence[Any]) -> "_Widths":
+        from rich.cells import cell_len
+
+        now, words = list[int | None](), list[int]()
+        for column in columns:
+            texts = [printable(column.text(row)) for row in lines] + [column.title]
+            parts = [line for text in texts for line in text.splitlines()]
+            now.append(None if column.is_number else max(map(cell_len, parts), default=0))
+            words.append(longest_word(parts))
+        return cls(columns, now, words)
+
+    def cut_prose(self, excess: int, least: int = _PROSE_CHARS) -> None:
+        self._shrink(excess, lambda at: least if self.columns[at].is_prose else None)
+
+    def fold_words(self, excess: int) -> None:
+        self._shrink(excess, lambda at: None if self.columns[at].is_prose else self.words[at])
+
+    def foldable(self) -> int:
+        return sum(
+            max(0, width - self.words[at])
+            for at, width in enumerate(self.now)
+            if width is not None and not self.columns[at].is_prose
         )
-        for column in shown
-        if not column.is_number
-    ]
-    return sum(max(0, width - _FOLDED_CHARS) for width in widths)
+
+    def _shrink(self, excess: int, floor: Callable[[int], int | None]) -> None:
+        """The widest first, until so many characters are saved or each stands on its floor."""
+        while self.saved < excess:
+            above = [
+                (width, at)
+                for at, width in enumerate(self.now)
+                if width is not None and (least := floor(at)) is not None and width > least
+            ]
+            if not above:
+                return
+            width, at = max(above)
+            self.now[at] = width - 1
+            self.saved += 1
 
 
 def table(
@@ -115,6 +161,13 @@ def table(
     for row in rows:
         drawn.add_row(*(cell(column, row) for column in columns))
     return drawn
+
+
+def longest_word(texts: Iterable[str]) -> int:
+    """In cells of a terminal."""
+    from rich.cells import cell_len
+
+    return max((cell_len(word) for text in texts for word in text.split()), default=0)
 
 
 def printable(text: str, kept: str = "\n") -> str:

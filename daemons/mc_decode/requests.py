@@ -287,7 +287,7 @@ class Requests:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_reused_tokens=request.reply.num_reused_tokens,
                 num_generated_tokens=len(request.tokens),
-                num_published_blocks=request.num_published,
+                num_published_blocks=request.reply.num_published_blocks + request.num_published,
                 timing=timing,
                 prefill_node=request.message.plan.prefill.node,
                 decode_node=self._node,

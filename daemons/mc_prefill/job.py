@@ -56,6 +56,8 @@ class Job:
     is_ended: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     num_reused_tokens: int = 0
+    num_published_blocks: int = 0
+    """Offered to the pool so far."""
     computed_s: float | None = None
     sibling: Literal["none", "waiting", "sealing", "asked", "looked"] = "none"
     """Whether another prompt made some of its prefix here while it waited, and was asked for."""

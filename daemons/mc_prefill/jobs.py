@@ -288,6 +288,7 @@ class Jobs:
                 first_token=computed.first_token,
                 num_reused_tokens=job.num_reused_tokens,
                 timing=timing,
+                num_published_blocks=job.num_published_blocks,
             )
         )
         num_computed = job.num_tokens - job.num_reused_tokens

@@ -73,6 +73,7 @@ class Offering:
         size = geometry.block_tokens
         holder: Holder = request.hashes[first]
         job.holders.add(holder)
+        job.num_published_blocks += last - first
         blocks = [
             PutBlock(
                 meta=block_meta(request, request.hashes, index, size),

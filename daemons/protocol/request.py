@@ -152,7 +152,7 @@ class GenerateReply(Message, frozen=True, kw_only=True):
     num_reused_tokens: int
     num_generated_tokens: int
     num_published_blocks: int
-    """Blocks of the answer that were offered to the pool."""
+    """Blocks of prompt and answer that were offered to the pool; those that were reused are there already."""
     timing: Timing
     prefill_node: NodeId
     decode_node: NodeId
@@ -201,6 +201,8 @@ class PrefillReply(Message, frozen=True, kw_only=True):
     first_token: int
     num_reused_tokens: int
     timing: Timing
+    num_published_blocks: int = 0
+    """Blocks of the prompt that were offered to the pool."""
 
 
 class Pulled(Message, frozen=True, kw_only=True):

@@ -121,7 +121,8 @@ def _confirm(verb: str) -> None:
 
 
 def _change(context: typer.Context, verb: str, names: list[str] | None) -> int:
-    meant = systemd.find_units(names, systemd.units()) if names else [systemd.TARGET]
+    known = systemd.units()
+    meant = systemd.find_units(names, known) if names else [systemd.TARGET]
     with render.progress(f"systemctl {verb} {' '.join(meant)}"):
         systemd.change(verb, meant)
     return _show(context, names)

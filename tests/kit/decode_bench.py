@@ -151,17 +151,23 @@ class PrefillPeer:
         for layer in range(GEOMETRY.num_layers):
             prompt.call.part(LayersReady(first_layer=layer, last_layer=layer, start=start, end=end))
 
-    def reply(self, request_id: RequestId, token: int = 7, num_reused: int = 0) -> None:
-        timing = Timing(compute_s=0.5)
+    def reply(
+        self, request_id: RequestId, token: int = 7, num_reused: int = 0, num_published: int = 0
+    ) -> None:
         self.prompts[request_id].call.reply(
-            PrefillReply(first_token=token, num_reused_tokens=num_reused, timing=timing)
+            PrefillReply(
+                first_token=token,
+                num_reused_tokens=num_reused,
+                timing=Timing(compute_s=0.5),
+                num_published_blocks=num_published,
+            )
         )
 
-    def serve(self, request_id: RequestId, token: int = 7) -> None:
+    def serve(self, request_id: RequestId, token: int = 7, num_published: int = 0) -> None:
         """All of it at once."""
         self.start(request_id)
         self.compute(request_id)
-        self.reply(request_id, token)
+        self.reply(request_id, token, num_published=num_published)
 
     def void(self, request_id: RequestId) -> None:
         """The slot is given to somebody else."""
@@ -284,10 +290,10 @@ class Bench:
     def at_prefill(self, answer: Answer) -> None:
         self.until(lambda: answer.request_id in self.prefill.prompts)
 
-    def fill(self, answer: Answer, token: int = 7) -> Request:
+    def fill(self, answer: Answer, token: int = 7, num_published: int = 0) -> Request:
         """The whole way to the engine."""
         self.at_prefill(answer)
-        self.prefill.serve(answer.request_id, token)
+        self.prefill.serve(answer.request_id, token, num_published)
         self.until(lambda: self.joined and self.joined[-1].message.request_id == answer.request_id)
         return self.joined[-1]
 

@@ -93,7 +93,7 @@ def ask_patiently(
                     raise
                 # The last try had what was left of the time; who asked knows the whole of it alone.
                 raise Unavailable(
-                    f"given up after {timeout_s:g} s of tries; the last one: {error.message}",
+                    f"given up after {timeout_s:.2g} s of tries; the last one: {error.message}",
                     retry_after_ms=error.retry_after_ms,
                 ) from None
         yield Pause(_RETRY_S)

@@ -19,21 +19,22 @@ from mcctl.commands.cache import (
 app = new_app()
 
 _VERBS: Final[dict[str, Callable[..., object]]] = {
+    "list": blocks.list_blocks,
+    "locate": locate.locate,
+    "flush": flush.flush,
+    "show": blocks.show,
+    "stat": stat.stat,
     "pin": pins.pin,
     "unpin": pins.unpin,
+    "replicate": replicas.replicate,
+    "move": replicas.move,
     "put": objects.put,
     "get": objects.get,
     "rm": objects.remove,
     "export": archives.export,
     "import": archives.import_,
-    "replicate": replicas.replicate,
-    "move": replicas.move,
-    "list": blocks.list_blocks,
-    "show": blocks.show,
-    "stat": stat.stat,
-    "locate": locate.locate,
     "clear": clear.clear,
-    "flush": flush.flush,
 }
+"""The first three are the examples of `mcctl cache --help`."""
 for _name, _verb in _VERBS.items():
     app.command(_name)(_verb)

@@ -14,6 +14,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.node import ListNodesReply
 from mcctl import render
+from mcctl.cache.places import places_text
 from mcctl.commands.cache.block_filter import (
     HashPrefix,
     Model,
@@ -65,16 +66,16 @@ def list_blocks(
             check_node(node, client.nodes())
     columns = [
         Column("hash", lambda b: b.meta.hash.hex()),
-        Column("model", lambda b: b.meta.model, extra=5),
-        Column("tenant", lambda b: b.meta.tenant or "-", extra=6),
-        Column("depth", lambda b: str(b.meta.depth), is_number=True),
-        Column("tokens", lambda b: str(b.meta.num_tokens), is_number=True, extra=4),
-        Column("size", lambda b: format_size(b.length), is_number=True),
-        Column("age", lambda b: format_duration(b.age_s), is_number=True, extra=2),
+        Column("model", lambda b: b.meta.model, extra=6),
+        Column("tenant", lambda b: b.meta.tenant or "-", extra=7),
+        Column("depth", lambda b: str(b.meta.depth), is_number=True, extra=2),
+        Column("tokens", lambda b: str(b.meta.num_tokens), is_number=True, extra=5),
+        Column("size", lambda b: format_size(b.length), is_number=True, extra=1),
+        Column("age", lambda b: format_duration(b.age_s), is_number=True, extra=3),
         Column("idle", lambda b: format_duration(b.idle_s), is_number=True),
-        Column("leased", lambda b: "yes" if b.is_leased else "no", extra=3),
-        Column("pin", _pin_text, extra=7),
-        Column("nodes", _places_text),
+        Column("leased", lambda b: "yes" if b.is_leased else "no", extra=4),
+        Column("pin", _pin_text, extra=8),
+        Column("nodes", _places_text, is_prose=True),
     ]
     render.emit(settings.output, {"blocks": blocks}, columns, blocks)
     if len(blocks) == limit and settings.output == "table":
@@ -151,6 +152,4 @@ def _pin_text(block: ListedBlock) -> str:
 
 
 def _places_text(block: ListedBlock) -> str:
-    """Nodes, with the tier where it is not DRAM."""
-    places = zip(block.nodes, block.tiers, strict=True)
-    return ", ".join(node if tier == "dram" else f"{node} ({tier})" for node, tier in places)
+    return places_text(zip(block.nodes, block.tiers, strict=True))

@@ -1,13 +1,14 @@
 """mcctl cache locate: where the blocks of a prompt are."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.ids import short
 from mcctl import render
+from mcctl.cache.places import places_text
 from mcctl.cache.prompt_blocks import LocatedBlock, LocatedPrompt, Prompt, locate_prompt
 from mcctl.output_schema import prints
 from mcctl.prompt_text import read_text
@@ -44,10 +45,10 @@ def locate(
         found = locate_prompt(client, wanted, model=model, model_path=model_path)
     columns = [
         Column("block", lambda b: str(b.index), is_number=True),
-        Column("tokens", lambda b: f"{b.start}-{b.end - 1}", is_number=True),
+        Column("tokens", lambda b: f"{b.start}-{b.end - 1}", is_number=True, extra=2),
         Column("hash", lambda b: short(b.hash)),
-        Column("nodes", _nodes_text),
-        Column("begins", lambda b: repr(b.text), is_prose=True),
+        Column("nodes", _nodes_text, is_prose=True),
+        Column("begins", lambda b: repr(b.text), is_prose=True, extra=1),
     ]
     render.emit(settings.output, found, columns, found.blocks)
     if settings.output == "table":
@@ -58,5 +59,4 @@ def locate(
 
 
 def _nodes_text(block: LocatedBlock) -> str:
-    nodes: list[Any] = [f"{replica.node} ({replica.tier})" for replica in block.replicas]
-    return ", ".join(nodes) or "-"
+    return places_text((each.node, each.tier) for each in block.replicas) or "-"

@@ -236,14 +236,14 @@ def test_broken_step_fails_its_requests(bench: Bench) -> None:
 
 def test_answer_that_is_being_put_holds_its_slot(bench: Bench) -> None:
     answer = bench.ask(num_tokens=100, max_tokens=40)
-    request = bench.fill(answer)
+    request = bench.fill(answer, num_published=6)
     for token in range(30):
         bench.step(request, token)
     bench.step(request, EOS, "stop")
     bench.let_go()
     bench.until(lambda: bench.puts and answer.end)
     # 100 prompt tokens and 31 of the answer that have KV: blocks 6 and 7 end in the answer.
-    assert answer.reply.num_published_blocks == 2
+    assert answer.reply.num_published_blocks == 6 + 2
     assert bench.instance.arena.num_live == 1
     bench.answer_puts()
     bench.until(lambda: is_free(bench))

@@ -41,10 +41,11 @@ def test_kv_that_nobody_pulls_is_given_up_in_time(bench: Bench) -> None:
 
 
 def test_a_put_in_flight_holds_the_slot(bench: Bench) -> None:
-    bench.admit(put_target=SimpleNamespace(node="n", control="c"))
+    call = bench.admit(put_target=SimpleNamespace(node="n", control="c"))
     job = bench.computing[0]
     bench.jobs.chunk_done(job, 0, 256)
     bench.finish()
+    assert call.said[-1].num_published_blocks == 4
     bench.jobs.pulled(job.request.request_id)
     assert bench.arena.num_live == 1
     [(blocks, on_done)] = bench.publisher.offers
