@@ -39,7 +39,7 @@ _MEANINGS: Final = {
     "chunk_tokens": "Rows of one prefill step, counted from the prompt's start.",
     "max_sequences": "Requests that may hold KV at once.",
     "transports": "In order of preference.",
-    "size": "Memory that is lent, taken whole at start.",
+    "size": "Memory that is lent, taken whole at start. How much is worth it: `mcctl simulate plan`, mc-deploy(7).",
     "workers": "Threads that copy blocks.",
     "interval_s": "Longest time until what happened is told.",
     "beat_interval_s": "Time between two beats of a node.",

@@ -141,7 +141,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     threads: Threads = 1
     block_tokens: Literal[16, 32, 64, 128, 256] = 64
     kv_memory: Size = "2GiB"
-    """KV arena of this instance."""
+    """KV arena of this instance: room for all tokens that it has at once. mc-deploy(7) says how much to give."""
     max_sequences: Count = 256
     draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=15)] = 15
     """Of a decode instance: tokens of one sequence that a step may guess from its own words and try at once, where

@@ -52,7 +52,9 @@ class MemoryChoice(msgspec.Struct, frozen=True, kw_only=True):
 def sizes_to_try(
     requests: Sequence[TraceRequest], profile: HardwareProfile, num_prefills: int
 ) -> list[MemorySizes]:
-    """The profile's own DRAM, enough of it for all that is worth keeping, and the least with an SSD below."""
+    """The profile's own DRAM, enough of it for all that is worth keeping, in all nodes together and in each (where a
+    prompt may then find it without a neighbour), and the least with an SSD below.
+    """
     hits = _remembered(requests)
     limit = hits(0)
     largest = num_distinct_tokens(requests)
@@ -63,6 +65,8 @@ def sizes_to_try(
         MemorySizes("the profile's DRAM", profile.kv.dram_tokens),
         MemorySizes("all in DRAM", _share(total, num_prefills)),
     ]
+    if num_prefills > 1 and _share(largest, 1) < profile.kv.dram_tokens:
+        found.append(MemorySizes("all in DRAM of each", _share(largest, 1)))
     written_per_s = (1 - limit) * bytes_per_s
     if written_per_s <= DEVICE_SHARE * profile.ssd.write * num_prefills:
         read_per_s = DEVICE_SHARE * profile.ssd.read * num_prefills

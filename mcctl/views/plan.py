@@ -137,7 +137,10 @@ def _memory_columns(token_gb: float) -> list[Column]:
 
 
 def _capacity(point: CapacityPoint) -> str:
-    return f"{point.capacity_tokens / 1e6:g} M tokens" if point.capacity_tokens else "no end"
+    if not point.capacity_tokens:
+        return "no end"
+    thousands = point.capacity_tokens / 1e3
+    return f"{thousands:g} k tokens" if thousands < 1e3 else f"{thousands / 1e3:g} M tokens"
 
 
 def _bar(fraction: float) -> str:

@@ -79,7 +79,12 @@ def changed(line: str) -> str:
     return line + "".join(behind for start, behind in CHANGED.items() if line.startswith(start))
 
 
-ALL = [each for page in pages() for each in examples_of(page)]
+SIZING = "mcctl simulate "
+"""Of mc-deploy(7), this alone runs here."""
+ALL = [
+    *(each for page in pages() for each in examples_of(page)),
+    *(each for each in examples_of(ROOT / "man" / DEPLOYING) if each.text.startswith(SIZING)),
+]
 LINES = [each for each in ALL if each.kind == "shell"]
 ELSEWHERES = [each for each in LINES if plain(each).startswith(tuple(ELSEWHERE))]
 OF_SSD = [SSD_UP, "mcctl cache flush --wait", DOWN]
@@ -140,6 +145,7 @@ def test_what_is_run_elsewhere_is_in_the_pages_and_has_its_test() -> None:
         assert any(plain(each).startswith(start) for each in ELSEWHERES), start
         assert (ROOT / twin).exists(), twin
     assert {plain(each) for each in LINES} >= {UP, LIVE, *OF_SSD}
+    assert any(each.page == DEPLOYING for each in LINES)
     texts = [each.text for each in ALL if each.kind == "text"]
     assert all(text.startswith(FRAGMENTS) for text in texts), texts
     assert len(HERE) > 25

@@ -56,7 +56,9 @@ def test_every_noun_has_help(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main([noun, "--help"]) == 0
-    usage, _, rest = capsys.readouterr().out.partition("\n")
+    out = capsys.readouterr().out
+    assert f"Example: mcctl {noun}" in out
+    usage, _, rest = out.partition("\n")
     assert usage.startswith("Usage: mcctl")
     assert "...\n" not in rest, "a verb whose first sentence does not fit its line"
 
@@ -97,6 +99,39 @@ def test_every_example_in_help_has_options_and_arguments_that_exist() -> None:
     assert num_examples > 60
 
 
+def test_a_verb_without_what_it_needs_says_what_that_is_and_shows_a_line_that_would_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import typer.main
+
+    from mcctl import main as module
+
+    group = typer.main.get_command(module.app)
+    needy = 0
+    for noun in COMMANDS:
+        for verb, leaf in getattr(group.load(noun), "commands", {}).items():  # type: ignore[attr-defined]
+            required = [param for param in leaf.params if param.required]
+            if not required:
+                continue
+            needy += 1
+            assert main([noun, verb]) == exit_codes.USAGE
+            err = capsys.readouterr().err
+            assert err.startswith(("mcctl: Missing argument ", "mcctl: Missing option --"))
+            assert f". For example: `mcctl {noun} {verb} " in err, err
+            assert err.endswith(f"Try `mcctl {noun} {verb} --help`.\n")
+            assert re.search(r"Missing \w+ [\w-]+: \w", err), f"{err}: what is it?"
+    assert needy > 15
+
+
+def test_an_option_without_its_value_is_told_where_its_help_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cluster", "up", "--kv-memory"]) == exit_codes.USAGE
+    err = capsys.readouterr().err
+    assert "For example: `mcctl cluster up " in err
+    assert err.endswith("Try `mcctl cluster up --help`.\n")
+
+
 def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
@@ -114,6 +149,8 @@ def test_help_of_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -
         ["cache", "show", "not-hex"],
         ["cache", "locate"],
         ["events", "--topic", "weather"],
+        ["request", "send", "--prompt", ""],
+        ["cache", "locate", "--file", "/dev/null"],
         ["events", "--events", "weather"],
         ["status", "--endpoint", "host:7700"],
         ["request", "send", "--prompt", "x", "--url", "host:8000"],

@@ -89,6 +89,51 @@ def test_narrow_terminal_keeps_names_whole_and_goes_without_the_last_numbers(
     assert "left out" not in capsys.readouterr().out, "prose is cut before a number goes"
 
 
+HASH = "1104dab09c5de259dce37676149cfbd1"
+PATH = "/var/lib/mooncake/models/SmolLM2-135M-Instruct"
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40, 20])
+def test_what_people_copy_is_never_broken_however_narrow_it_is(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = [
+        Column("hash", lambda _: HASH),
+        Column("size", lambda _: "1.4 MiB", is_number=True, extra=1),
+        Column("idle", lambda _: "32.20 s", is_number=True),
+        Column("fix", lambda _: f"free {PATH} on each of the hosts"),
+        Column("begins", lambda _: "word " * 20, is_prose=True),
+    ]
+    render.show_table("", columns, THINGS)
+    out = capsys.readouterr().out
+    assert (out.count(HASH), out.count(PATH)) == (len(THINGS), len(THINGS))
+    if width >= 120:
+        assert "left out" not in out
+    render.show_facts([("hash", HASH), ("path", f"free {PATH} on each of the hosts")])
+    root = Branch("root")
+    root.add("host").add("segment", f"1 GiB used {PATH}")
+    render.show_tree(root)
+    out = capsys.readouterr().out
+    assert (out.count(HASH), out.count(PATH)) == (1, 2)
+
+
+def test_a_row_of_names_and_prose_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = [
+        Column("block", lambda _: "0", is_number=True),
+        Column("hash", lambda _: HASH),
+        Column("nodes", lambda _: "cachenode, prefill (device), prefill-2 (device)", is_prose=True),
+    ]
+    render.show_table("", columns, THINGS)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert len(lines) == 2 + len(THINGS)
+    assert all(HASH in line and "cachenode, prefill" in line for line in lines[2:])
+    assert all(len(line) <= 80 for line in lines)
+
+
 def test_tree_shows_every_branch(capsys: pytest.CaptureFixture[str]) -> None:
     root = Branch("root")
     root.add("host", "id 1").add("daemon", "pid [2]")

@@ -39,7 +39,7 @@ def test_slow_drives_need_more_dram_above_them_and_too_slow_ones_are_not_bought(
 
 def test_no_ssd_is_tried_below_a_dram_that_needs_all_of_it_anyway() -> None:
     unrelated = generate(WorkloadPlan("unrelated", 200, 2.0))
-    assert [size.ssd_tokens for size in sizes_to_try(unrelated, PROFILE, 4)] == [0, 0]
+    assert [size.ssd_tokens for size in sizes_to_try(unrelated, PROFILE, 4)] == [0, 0, 0]
 
 
 def choice(name: str, price: float, goodput: float, ttft_s: float) -> MemoryChoice:
