@@ -16,13 +16,14 @@ from daemons.protocol.failure import Failure, Unwelcome, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply
 from daemons.rpc.connection import AT_ONCE_S, Connection
-from daemons.rpc.framing import Header, Kind, unpack_header
+from daemons.rpc.framing import Kind, pack_header, unpack_header
 from daemons.rpc.loop import Loop, Timer
 
 CONNECT_TIMEOUT_S = 0.75
 BEAT_S = 0.5
 MISSED_BEATS = 4
 MAX_PENDING = 4096
+_MAX_DEADLINE_S = 86_400
 
 OnReply = Callable[[Reply | McError], object]
 OnPart = Callable[[Part], object]
@@ -127,8 +128,9 @@ class Channel:
         """
         loop = self.loop
         loop.catch_up()  # hear now of a loss that happened while nobody turned the loop
-        has_time = timeout_s >= AT_ONCE_S
-        if not self.is_connected or self._pending or self._connection.is_revoked or not has_time:
+        connection = self._connection
+        is_quiet = connection.is_up and not self._pending and timeout_s >= AT_ONCE_S
+        if not is_quiet or connection.is_revoked:
             return self._call_in_turns(message, timeout_s, meanwhile)
         request_id = next(self._ids)
         self.last_used_s = started_s = loop.clock()
@@ -204,10 +206,9 @@ class Channel:
             self.on_lost(Unavailable(f"the connection to {self.endpoint} was closed"))
 
     def _send(self, request_id: int, message: Message, timeout_s: float) -> None:
-        header = Header(
-            Kind.REQUEST, request_id, int(min(timeout_s, 86_400) * 1000), self.incarnation
-        )
-        self._connection.send([header.pack(), encode(message)])
+        deadline_ms = int(min(timeout_s, _MAX_DEADLINE_S) * 1000)
+        header = pack_header(Kind.REQUEST, request_id, deadline_ms, self.incarnation)
+        self._connection.send([header, encode(message)])
 
     # -- what the connection says ----------------------------------------------------------------------------------
 

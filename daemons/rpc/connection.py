@@ -13,7 +13,7 @@ from daemons.core.errors import McError, Unavailable
 from daemons.protocol.address import split_key
 from daemons.protocol.failure import Unwelcome
 from daemons.rpc.dealer import GET_KEYS, MONITORED, NO_KEYS, keys_missing, new_dealer
-from daemons.rpc.frames import await_message, has_more, receive, send_frames
+from daemons.rpc.frames import has_more, receive, send_frames
 from daemons.rpc.loop import Loop, Timer
 
 AT_ONCE_S: Final = 0.02
@@ -100,17 +100,22 @@ class Connection:
 
     def send(self, frames: list[bytes]) -> None:
         """At once, or after the handshake; lost where no connection is being made."""
-        if self.is_up:
-            self._send_now(frames)
-        elif self.socket is not None:
-            self._outbox.append(frames)
+        if not self.is_up:
+            if self.socket is not None:
+                self._outbox.append(frames)
+            return
+        assert self.socket is not None, "connected without a socket"
+        try:
+            send_frames(self.socket, frames)
+        except zmq.Again:
+            self._lose_soon(Unavailable(f"{self.endpoint} is gone, or has stopped reading"))
 
     def await_frames(self) -> list[bytes] | None:
         """The next message, whoever it is for. None: none came within AT_ONCE_S, in which nothing else is heard."""
         if self.socket is None:
             return None
         try:
-            return [part.bytes for part in await_message(self.socket)]
+            return [part.bytes for part in receive(self.socket, 0)]
         except zmq.Again:
             return None
 
@@ -138,13 +143,6 @@ class Connection:
     def _lose_soon(self, error: McError) -> None:
         self.drop()
         self._listener.on_lost_soon(error)
-
-    def _send_now(self, frames: list[bytes]) -> None:
-        assert self.socket is not None, "connected without a socket"
-        try:
-            send_frames(self.socket, frames)
-        except zmq.Again:
-            self._lose_soon(Unavailable(f"{self.endpoint} is gone, or has stopped reading"))
 
     def _on_monitor(self) -> None:
         monitor = self._monitor
@@ -193,7 +191,7 @@ class Connection:
         waiting, self._outbox = self._outbox, deque()
         self._listener.on_connected()
         while waiting and self.is_up:
-            self._send_now(waiting.popleft())
+            self.send(waiting.popleft())
 
     def _on_refused(self) -> None:
         """The library is about to try again. After a loss it does so too, but then this monitor is closed."""

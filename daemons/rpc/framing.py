@@ -29,6 +29,17 @@ class Kind(IntEnum):
 _KINDS = {int(kind): kind for kind in Kind}
 
 
+def pack_header(
+    kind: Kind,
+    request_id: int,
+    deadline_ms: int = 0,
+    incarnation: int = 0,
+    version: int = PROTOCOL_VERSION,
+) -> bytes:
+    """What `unpack_header` reads."""
+    return _HEADER.pack(version, kind, 0, deadline_ms, request_id, incarnation)
+
+
 class Header(NamedTuple):
     """As it is before and after the wire."""
 
@@ -39,9 +50,7 @@ class Header(NamedTuple):
     version: int = PROTOCOL_VERSION
 
     def pack(self) -> bytes:
-        return _HEADER.pack(
-            self.version, self.kind, 0, self.deadline_ms, self.request_id, self.incarnation
-        )
+        return pack_header(*self)
 
 
 def unpack_header(frame: bytes) -> Header:
