@@ -182,7 +182,8 @@ class ReplicaTable:
         self, meta: BlockMeta, length: int, num_layers: int, *, version: int = VERSION
     ) -> Replica:
         """A slot for a block that is not here, or is in an older version. Raises Exhausted."""
-        self.refuse_reserved(length)
+        if self.reserved_bytes:
+            self.refuse_reserved(length)
         return self.begin_staged(meta, length, num_layers, version=version)
 
     def begin_staged(

@@ -38,11 +38,17 @@ MAX_REPLICAS: Final = 8
 """Of one block: what anybody may ask for."""
 
 
+MAX_INLINE_BYTES: Final = 16 * 1024
+"""Of all values of one Put: up to here they may come in it, as the `tail` of their blocks, and nothing is pulled."""
+MAX_TAIL_BYTES: Final = 4096
+"""Behind a value."""
+
+
 class PutBlock(Record, frozen=True, kw_only=True):
     """One block to pull. `source.ranges` has one row per (layer, k|v); checksums are per layer (xxh3-64).
 
-    With `piece_bytes` the payload is any one run of bytes and then `tail`, and a "layer" is a piece of so many bytes,
-    the last one shorter. `version` is of an object or of a chunk of one, as the master gave it; 0 for KV.
+    With `piece_bytes` the payload is any one run of bytes, which may be empty, and then `tail`, and a "layer" is a
+    piece of so many bytes, the last one shorter. `version` is of an object or of a chunk of one, as the master gave it; 0 for KV.
     """
 
     meta: BlockMeta

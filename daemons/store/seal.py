@@ -5,7 +5,7 @@ the seal checksum from the directory can trust the trailer, and by it every laye
 """
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -22,8 +22,7 @@ class BadSeal(TransferError):
     """The bytes are not those that were sealed under this name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
+class Trailer(NamedTuple):
     """What was sealed. `checksums[layer]` covers the layer's k and v rows, or piece `layer` of an object."""
 
     hash: BlockHash

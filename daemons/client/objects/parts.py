@@ -63,14 +63,21 @@ class Part:
     def num_bytes(self) -> int:
         return self.block.source.ranges.length
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether its bytes go with the message."""
+        return not self.block.source.ranges.row_bytes and bool(self.item.value.nbytes)
+
 
 class PartMaker:
-    """Of one call. `used` is to be given back when it ends. Raises Exhausted when made."""
+    """Of one call with values of so many bytes in all. `used`, where it is set, is to be given back when it ends."""
 
-    def __init__(self, memory: SourceMemory, namespace: bytes) -> None:
-        self.used: PutMemory = memory.open()
+    def __init__(self, memory: SourceMemory, namespace: bytes, num_bytes: int) -> None:
+        self.used: PutMemory | None = None
         self._memory = memory
         self._namespace = namespace
+        self.is_inline = num_bytes <= memory.max_inline_bytes
+        """The values go with the message: nodes need not look for them, nor anybody keep them."""
 
     def make_readable(self, items: Sequence[Item]) -> None:
         """The first of them, ahead of time; what fails does so again, and tells, when its parts are made."""
@@ -80,17 +87,21 @@ class PartMaker:
             if left < 0:
                 return
             self._meta(item)
+            if self.is_inline:
+                continue
             try:
                 self._source(item)
             except McError:
                 return
 
     def first_parts(self, item: Item, chunk_bytes: int) -> list[Part]:
-        """The whole object, or its chunks."""
-        source, size = self._source(item), item.value.nbytes
+        """The whole object, or its chunks. Raises Exhausted."""
+        size = item.value.nbytes
         if size <= chunk_bytes:
             item.footer = Footer(size, 0, item.type)
-            return [Part(item, None, self._object_block(item, source))]
+            block = self._inline_block(item) if self.is_inline else self._whole_block(item)
+            return [Part(item, None, block)]
+        source = self._source(item)
         item.footer = footer = Footer(size, chunk_bytes, item.type)
         item.chunks = [None] * footer.num_chunks
         key = self._meta(item).hash
@@ -113,7 +124,12 @@ class PartMaker:
         item.has_manifest = True
         checksums = [chunk.seal_checksum for chunk in item.chunks if chunk is not None]
         packed = np.frombuffer(pack_manifest(checksums), np.uint8)
-        return Part(item, None, self._object_block(item, self._memory.add(self.used, packed)))
+        return Part(item, None, self._object_block(item, self._add(packed)))
+
+    def outline(self, part: Part) -> None:
+        """Of a node that takes no values in messages: it may read this one, and all that follow, where they are."""
+        self._memory.max_inline_bytes = 0
+        part.block = self._whole_block(part.item)
 
     def _meta(self, item: Item) -> BlockMeta:
         """Of the object's own block."""
@@ -123,8 +139,28 @@ class PartMaker:
 
     def _source(self, item: Item) -> Source:
         if item.source is None:
-            item.source = self._memory.add(self.used, item.value)
+            item.source = self._add(item.value)
         return item.source
+
+    def _add(self, value: ByteArray) -> Source:
+        if self.used is None:
+            self.used = self._memory.open()
+        return self._memory.add(self.used, value)
+
+    def _inline_block(self, item: Item) -> PutBlock:
+        assert item.footer is not None
+        return PutBlock(
+            meta=self._meta(item),
+            source=self._memory.nothing,
+            num_layers=1,
+            version=item.version,
+            piece_bytes=PIECE_BYTES,
+            tail=b"".join((item.value.data, pack_footer(item.footer))),
+            wanted=item.wanted,
+        )
+
+    def _whole_block(self, item: Item) -> PutBlock:
+        return self._object_block(item, self._source(item))
 
     def _object_block(self, item: Item, source: Source) -> PutBlock:
         assert item.footer is not None

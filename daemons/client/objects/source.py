@@ -13,6 +13,7 @@ import numpy as np
 
 from daemons.core.errors import Exhausted, NotFound, TransferError
 from daemons.core.units import KIB, MIB
+from daemons.protocol.block import MAX_INLINE_BYTES
 from daemons.protocol.segment import Generation, RegionRef, Source, Strided
 from daemons.store.segment import SlabAllocator
 from daemons.transfer import ByteArray, GenerationTable, TransferEngine, allocate_shared
@@ -55,6 +56,10 @@ class SourceMemory:
         self._guards = GenerationTable(engine, _NUM_GUARDS)
         self._free_guards = deque(range(_NUM_GUARDS))
         self._registered: dict[int, tuple[ByteArray, RegionRef]] = {}
+        self.nothing = Source(region=self._region, ranges=Strided(offset=0, row_bytes=0))
+        """Of what comes with the message."""
+        self.max_inline_bytes = MAX_INLINE_BYTES
+        """Of the values of one put; 0 once a node has refused some, as those of earlier releases do."""
 
     def register(self, memory: Buffer) -> RegionRef:
         """Values in here are put, and read into, without a copy on this side."""

@@ -75,14 +75,16 @@ class ObjectPut:
 
     def run(self, items: Sequence[Item]) -> Steps[None]:
         """Every item has its outcome afterwards."""
-        self._maker = maker = PartMaker(self._memory, self._namespace)
+        num_bytes = sum([item.value.nbytes for item in items])
+        self._maker = maker = PartMaker(self._memory, self._namespace, num_bytes)
         try:
             yield from self._reserve(items, maker)
             mine = [item for item in items if item.outcome is None]
             first = [part for item in mine for part in maker.first_parts(item, self._chunk_bytes)]
             yield from self._put_parts(first)
             cut = [item for item in mine if item.outcome is None and item.chunks]
-            yield from self._put_parts([maker.manifest(item) for item in cut])
+            if cut:
+                yield from self._put_parts([maker.manifest(item) for item in cut])
         except McError as error:
             for item in items:
                 item.outcome = item.outcome or error
@@ -100,21 +102,22 @@ class ObjectPut:
             )
             again = []
             for item, reserved in zip(waiting, reply.names, strict=True):
-                if not (yield from self._take(item, reserved)):
+                if reserved.status == "reserved":
+                    item.version = reserved.version
+                elif not (yield from self._take(item, reserved)):
                     again.append(item)
-            if again and time.monotonic() + _RETRY_S >= self._deadline_s:
+            if not again:
+                return
+            if time.monotonic() + _RETRY_S >= self._deadline_s:
                 for item in again:
                     item.outcome = self._late(item, reply)
                 return
             waiting = again
-            if waiting:
-                yield Pause(_RETRY_S)
+            yield Pause(_RETRY_S)
 
     def _take(self, item: Item, reserved: ReservedName) -> Steps[bool]:
-        """False: ask again."""
+        """A name that is not ours to put now. False: ask again."""
         match reserved.status:
-            case "reserved":
-                item.version = reserved.version
             case "sealed":
                 assert reserved.location is not None
                 return (yield from self._compare(item, reserved.location))
@@ -195,7 +198,7 @@ class ObjectPut:
             yield from self._put_round(left, full)
             left = [part for part in left if part.why is not None and part.item.outcome is None]
             if not left:
-                return
+                break
             wait_s = max(0.0, max((p.why.retry_after_ms or 0) / 1000 for p in left if p.why))
             if not self._is_worth_waiting(left, wait_s):
                 for part in left:
@@ -242,7 +245,7 @@ class ObjectPut:
         controls = controls or [t.control for t in self._targets]
         if not controls:
             raise Unavailable("no cache node is up to put to", retry_after_ms=500)
-        if sum(part.num_bytes for part in parts) <= _ONE_NODE_BYTES:
+        if sum([part.num_bytes for part in parts]) <= _ONE_NODE_BYTES:
             return {controls[0]: list(parts)}
         queues: dict[str, list[Part]] = {control: [] for control in controls}
         load = dict.fromkeys(controls, 0)
@@ -271,6 +274,10 @@ class ObjectPut:
                 self._sealed(part, found)
             elif status == "conflict":
                 part.item.outcome = _overtaken(part.item)
+            elif status == "failed" and part.is_inline:
+                assert self._maker is not None
+                part.why = TransferError(f"{control} takes no values in messages")
+                self._maker.outline(part)
             elif status == "failed":
                 part.why = TransferError(
                     f"{control} could not pull {_shown(part.item.name)}: {reply.why}"
@@ -313,11 +320,12 @@ class ObjectPut:
 
     def _give_back(self, items: Sequence[Item]) -> Steps[None]:
         failed = [item for item in items if item.version and isinstance(item.outcome, McError)]
-        if self._maker is not None:
+        used = self._maker.used if self._maker is not None else None
+        if used is not None:
             if self._is_unanswered:
-                self._memory.void(self._maker.used)
+                self._memory.void(used)
             else:
-                self._memory.release(self._maker.used)
+                self._memory.release(used)
         if failed:
             try:
                 message = ReleaseNames(

@@ -5,13 +5,18 @@ Runs on worker threads and touches only the slot it was given.
 
 import logging
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from daemons.core.errors import McError
 from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.replica import Replica
-from daemons.protocol.block import MAX_REPLICAS, PutBlock
+from daemons.protocol.block import (
+    MAX_INLINE_BYTES,
+    MAX_REPLICAS,
+    MAX_TAIL_BYTES,
+    PutBlock,
+)
 from daemons.protocol.name_hash import MAX_NAME_BYTES, name_key
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import Strided
@@ -34,19 +39,16 @@ _GROUP_BYTES = MIB
 
 _MAX_NUMBER = 1 << 31
 _MAX_NAME = 256
-_MAX_TAIL = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class PullTask:
+class PullTask(NamedTuple):
     """A block on its way into the slot of `replica`."""
 
     block: PutBlock
     replica: Replica
 
 
-@dataclass(frozen=True, slots=True)
-class PullOutcome:
+class PullOutcome(NamedTuple):
     """`seal_checksum` None: it failed, `why` says so, and the slot holds nothing of worth."""
 
     task: PullTask
@@ -91,7 +93,8 @@ def _object_refusal(block: PutBlock) -> str | None:
         return f"a name of {len(meta.name)} bytes; {MAX_NAME_BYTES} are the most"
     if meta.name and meta.hash != name_key(meta.namespace, meta.name):
         return "its key is not that of its name"
-    if ranges.row_bytes < 0 or ranges.num_rows != 1 or len(block.tail) > _MAX_TAIL:
+    max_tail = MAX_TAIL_BYTES if ranges.row_bytes else MAX_INLINE_BYTES + MAX_TAIL_BYTES
+    if ranges.row_bytes < 0 or ranges.num_rows != 1 or len(block.tail) > max_tail:
         return f"{ranges.num_rows} rows of {ranges.row_bytes} bytes and {len(block.tail)} behind"
     length = payload_bytes(block)
     is_piece = 0 < block.piece_bytes < _MAX_NUMBER

@@ -1,4 +1,5 @@
-"""Small objects out of memory that is mapped here already: pulled at once, for less than it costs to wake a worker.
+"""Small objects whose bytes came with the put, or lie in memory that is mapped here already: taken at once, for less
+than it costs to wake a worker.
 
 The same rules as for every pull: the generation is read before and after the bytes, and the peer must still be there.
 """
@@ -23,35 +24,46 @@ _WORD: Final = np.dtype("<u8")
 
 def pull_near(engine: TransferEngine, task: PullTask) -> PullOutcome | None:
     """None: a worker has to pull it, and to say what is wrong with it."""
-    block, replica = task.block, task.replica
-    source, ranges, guard = block.source, block.source.ranges, block.source.generation
-    near = engine.mapped(source.region)
-    if near is None or not block.piece_bytes or block.checksums is not None:
+    block, started_s = task.block, time.monotonic()
+    if not block.piece_bytes or block.checksums is not None:
         return None
-    memory, is_there = near
-    first, last = ranges.offset, ranges.offset + ranges.row_bytes
-    if not 0 <= first <= last <= memory.nbytes:
+    if block.source.ranges.row_bytes and not _copy(engine, task):
         return None
-    started_s = time.monotonic()
-    word = None
-    if guard is not None:
-        word = _word(engine, source.region, guard)
-        if word is None or word.item() != guard.value:
-            return None
-    payload = replica.segment.array[replica.offset : replica.offset + replica.length]
-    np.copyto(payload[: ranges.row_bytes], memory[first:last])
-    is_reused = guard is not None and word is not None and word.item() != guard.value
-    if is_reused or not is_there():
-        return None
-    payload[ranges.row_bytes :] = np.frombuffer(block.tail, np.uint8)
-    checksums = payload_checksums(payload.data, block.num_layers, block.piece_bytes)
+    replica, start = task.replica, block.source.ranges.row_bytes
+    end = replica.offset + replica.length
+    stored = replica.segment.view[replica.offset : end + replica.trailer_bytes]
+    payload = stored[: replica.length]
+    payload[start:] = block.tail
+    checksums = payload_checksums(payload, block.num_layers, block.piece_bytes)
     packed, seal_checksum = seal(
         Trailer(
             block.meta.hash, replica.version, replica.length, tuple(checksums), block.piece_bytes
         )
     )
-    replica.packed_trailer[:] = packed
+    stored[replica.length :] = packed
     return PullOutcome(task, seal_checksum, time.monotonic() - started_s)
+
+
+def _copy(engine: TransferEngine, task: PullTask) -> bool:
+    """The bytes of the source, as its generation promised them; False where they cannot be had from here at once."""
+    source, replica = task.block.source, task.replica
+    ranges, guard = source.ranges, source.generation
+    near = engine.mapped(source.region)
+    if near is None:
+        return False
+    memory, is_there = near
+    first, last = ranges.offset, ranges.offset + ranges.row_bytes
+    if not 0 <= first <= last <= memory.nbytes:
+        return False
+    word = None
+    if guard is not None:
+        word = _word(engine, source.region, guard)
+        if word is None or word.item() != guard.value:
+            return False
+    copied = replica.segment.array[replica.offset : replica.offset + ranges.row_bytes]
+    np.copyto(copied, memory[first:last])
+    is_reused = guard is not None and word is not None and word.item() != guard.value
+    return not is_reused and is_there()
 
 
 def are_small(tasks: Sequence[PullTask]) -> bool:

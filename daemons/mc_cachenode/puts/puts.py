@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import BlockHash, Incarnation, PutId, short
@@ -30,6 +30,7 @@ from daemons.transfer import TransferEngine
 log = logging.getLogger(__name__)
 
 _MAX_ANSWERS: Final = 4096
+_STATUSES: Final[tuple[PutStatus, ...]] = get_args(PutStatus)
 _MAX_WAITING_BLOCKS: Final = 4096
 _JOB_BYTES: Final = 8 * MIB
 """A put is split into jobs of about this much, so that workers share it and sources take turns."""
@@ -95,6 +96,7 @@ class Puts:
         self._waiting: OrderedDict[PutId, _Session] = OrderedDict()
         """Those that came first get room first."""
         self._is_retrying = False
+        self._counters = {each: parts.metrics.put_blocks.labels(each) for each in _STATUSES}
         self.is_draining = False
         self.refused: dict[str, str] = {}
         """Tenants above their pool quota, and why nothing of theirs makes room."""
@@ -166,14 +168,18 @@ class Puts:
             status = self._compare(block, existing)
             if status is not None:
                 return status
-        meta = block.meta
-        tenant = tenant_of(meta.tenant, meta.namespace, is_object=bool(block.version))
-        if self.refused and tenant in self.refused:
-            return self._exhausted(session, Exhausted(self.refused[tenant]))
+        why = self._refused_tenant(block) if self.refused else None
+        if why is not None:
+            return self._exhausted(session, Exhausted(why))
         try:
             return self._allocate(block)
         except Exhausted as error:
             return self._exhausted(session, Exhausted(f"{error.message}; {self._what_stays()}"))
+
+    def _refused_tenant(self, block: PutBlock) -> str | None:
+        meta = block.meta
+        tenant = tenant_of(meta.tenant, meta.namespace, is_object=bool(block.version))
+        return self.refused.get(tenant)
 
     def _what_stays(self) -> str:
         """What of this node's memory cannot make room now; the master counts leases and pins when it is full."""
@@ -363,7 +369,7 @@ class Puts:
             call.reply(reply)
         counts = {status: session.results.count(status) for status in set(session.results)}
         for status, count in counts.items():
-            self._parts.metrics.put_blocks.labels(status).inc(count)
+            self._counters[status].inc(count)
         if "exhausted" in counts:
             self._parts.reporter.refused(counts["exhausted"])
         # These are no outcomes: the same put may be tried again.

@@ -29,7 +29,7 @@ def engine(tmp_path: Path) -> Iterator[TransferEngine]:
 @pytest.fixture
 def maker(engine: TransferEngine) -> Iterator[PartMaker]:
     memory = SourceMemory(engine)
-    yield PartMaker(memory, NAMESPACE)
+    yield PartMaker(memory, NAMESPACE, MIB)
     memory.close()
 
 
