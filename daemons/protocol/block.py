@@ -48,7 +48,8 @@ class PutBlock(Record, frozen=True, kw_only=True):
     """One block to pull. `source.ranges` has one row per (layer, k|v); checksums are per layer (xxh3-64).
 
     With `piece_bytes` the payload is any one run of bytes, which may be empty, and then `tail`, and a "layer" is a
-    piece of so many bytes, the last one shorter. `version` is of an object or of a chunk of one, as the master gave it; 0 for KV.
+    piece of so many bytes, the last one shorter. `version` is of an object or of a chunk of one, as the master gave it;
+    0 for KV.
     """
 
     meta: BlockMeta

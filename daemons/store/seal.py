@@ -5,7 +5,7 @@ the seal checksum from the directory can trust the trailer, and by it every laye
 """
 
 import struct
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import xxhash
 
@@ -22,7 +22,8 @@ class BadSeal(TransferError):
     """The bytes are not those that were sealed under this name."""
 
 
-class Trailer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trailer:
     """What was sealed. `checksums[layer]` covers the layer's k and v rows, or piece `layer` of an object."""
 
     hash: BlockHash

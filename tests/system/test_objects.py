@@ -17,6 +17,7 @@ from kit.daemon import wait_for
 from kit.object_pool import ObjectPool
 
 from daemons.core.errors import Conflict, Exhausted, McError, Unavailable
+from daemons.protocol.block import MAX_INLINE_BYTES
 from daemons.transfer import TransferEngine
 from mcctl import Store
 from mcctl.cache.archive import export_objects, import_objects
@@ -72,6 +73,42 @@ def assert_read(reader: Store, values: dict[str, bytes]) -> None:
     assert {each.name.decode(): each.value_bytes for each in reader.list("v")} == {
         name: len(value) for name, value in values.items()
     }
+
+
+def test_values_go_with_the_put_up_to_a_size_and_stay_where_they_are_beyond_it(
+    pool: ObjectPool, store: Store
+) -> None:
+    whole, quarter = MAX_INLINE_BYTES, MAX_INLINE_BYTES // 4
+    batches = [[whole], [whole + 1], [quarter] * 4, [quarter] * 5, [whole - 1, 1, 0], [0, 0]]
+    values: dict[str, bytes] = {}
+    for number, sizes in enumerate(batches):
+        batch = {f"v{number}-{n}": os.urandom(size) for n, size in enumerate(sizes)}
+        results = store.put_many(list(batch.items()))
+        assert all(isinstance(result, int) for result in results)
+        assert store.put_many(list(batch.items())) == results, "the same bytes again"
+        values |= batch
+    name, last = next(reversed(values.items()))
+    with pytest.raises(Conflict):
+        store.put("v0-0", os.urandom(whole))
+    wait_for(lambda: set(store.exists_many(list(values))) == {"present"})
+    with other(pool, store) as reader:
+        assert reader.get_many(list(values)) == list(values.values())
+        assert reader.replace(name, b"next") > 0
+        assert (last, reader.get(name)) == (b"", b"next")
+
+
+def test_a_node_that_refuses_a_value_in_a_message_reads_it_from_the_client(
+    pool: ObjectPool, store: Store
+) -> None:
+    memory = store._client.memory
+    memory.max_inline_bytes = 4 * MAX_INLINE_BYTES  # as a later release might have it
+    values = {f"v{n}": os.urandom(2 * MAX_INLINE_BYTES) for n in range(2)}
+    assert all(isinstance(version, int) for version in store.put_many(list(values.items())))
+    assert memory.max_inline_bytes == 0, "and so it does from now on"
+    store.put("v2", b"small")
+    with other(pool, store) as reader:
+        wait_for(lambda: reader.exists("v2") == "present")
+        assert reader.get_many([*values, "v2"]) == [*values.values(), b"small"]
 
 
 def test_large_values_are_read_together_by_few_threads(pool: ObjectPool, store: Store) -> None:

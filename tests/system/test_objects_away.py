@@ -112,7 +112,7 @@ def test_a_node_killed_under_puts_loses_nothing_that_was_acknowledged(pool: Obje
                 pool.kill("node-0")
             if number == 40:
                 pool.start_node(0)
-            value = os.urandom(100_000)
+            value = os.urandom(100_000 if number % 2 else 2_000)
             store.put(f"o{number}", value)
             acknowledged[f"o{number}"] = value
         pool.wait_joined(2)

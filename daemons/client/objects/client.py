@@ -60,23 +60,23 @@ class ObjectClient:
                 raise
         self.sessions = Sessions(master, identity)
         lookup = ObjectLookup(self.sessions, namespace, has_secret=options.secret is not None)
-        self._memory = SourceMemory(engine)
+        self.memory = SourceMemory(engine)
         self.num_workers = options.num_threads or min(_MAX_WORKERS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="mc-store")
         pool = self._pool if self.num_workers > 1 else None
         fetch = ObjectFetch(ObjectReader(engine), lookup, pool, self.num_workers)
-        self.verbs = ObjectVerbs(namespace, options.timeout_s, self._memory, lookup, fetch)
+        self.verbs = ObjectVerbs(namespace, options.timeout_s, self.memory, lookup, fetch)
         self._is_closed = False
 
     def register(self, memory: Buffer) -> RegionRef:
-        return self._memory.register(memory)
+        return self.memory.register(memory)
 
     def deregister(self, region: RegionRef) -> None:
-        self._memory.deregister(region)
+        self.memory.deregister(region)
 
     def refuse_unregistered(self, buffer: Buffer) -> None:
         """Raises Rejected."""
-        if self._memory.find(as_bytes(buffer)) is None:
+        if self.memory.find(as_bytes(buffer)) is None:
             raise Rejected(
                 "put_from takes memory inside a buffer that was registered with `register`"
             )
@@ -88,7 +88,7 @@ class ObjectClient:
         self._is_closed = True
         self._pool.shutdown()
         self.sessions.close()
-        self._memory.close()
+        self.memory.close()
         if self._own_engine is not None:
             self._own_engine.close()
         if self._directory is not None:

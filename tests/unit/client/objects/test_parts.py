@@ -11,7 +11,7 @@ from daemons.client.objects.parts import Item, Part, PartMaker
 from daemons.client.objects.source import SourceMemory
 from daemons.core.ids import BlockHash, NodeId
 from daemons.core.units import MIB
-from daemons.protocol.block import BlockLocation
+from daemons.protocol.block import MAX_INLINE_BYTES, BlockLocation
 from daemons.protocol.name_hash import name_key
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import ByteArray, Read, TransferEngine
@@ -87,6 +87,38 @@ def test_a_large_value_is_chunks_that_nobody_finds_by_name_and_cover_it_once(
     joined = np.concatenate([bytes_of(engine, part) for part in parts])
     assert np.array_equal(joined, large.value)
     assert not large.has_manifest
+
+
+def test_a_few_small_values_go_with_the_message_and_take_no_memory(engine: TransferEngine) -> None:
+    memory = SourceMemory(engine)
+    small = item(MAX_INLINE_BYTES)
+    maker = PartMaker(memory, NAMESPACE, MAX_INLINE_BYTES)
+    maker.make_readable([small])
+    (part,) = maker.first_parts(small, CHUNK_BYTES)
+    assert part.is_inline
+    assert part.block.source.ranges.length == 0
+    assert part.block.tail[:MAX_INLINE_BYTES] == small.value.tobytes()
+    assert len(part.block.tail) == MAX_INLINE_BYTES + FOOTER_BYTES
+    assert parse_footer(part.block.tail[MAX_INLINE_BYTES:]).value_bytes == MAX_INLINE_BYTES
+    assert maker.used is None
+    assert not PartMaker(memory, NAMESPACE, MAX_INLINE_BYTES + 1).is_inline
+    memory.close()
+
+
+def test_a_node_that_takes_no_values_in_messages_reads_them_where_they_are(
+    engine: TransferEngine,
+) -> None:
+    memory = SourceMemory(engine)
+    small = item(1000)
+    maker = PartMaker(memory, NAMESPACE, 1000)
+    (part,) = maker.first_parts(small, CHUNK_BYTES)
+    maker.outline(part)
+    assert not part.is_inline
+    assert np.array_equal(bytes_of(engine, part), small.value)
+    assert parse_footer(part.block.tail).value_bytes == 1000
+    assert maker.used is not None
+    assert not PartMaker(memory, NAMESPACE, 1000).is_inline
+    memory.close()
 
 
 def test_chunks_of_the_next_version_are_other_blocks(maker: PartMaker) -> None:

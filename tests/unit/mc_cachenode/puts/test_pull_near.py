@@ -75,6 +75,24 @@ def test_what_is_pulled_at_once_is_what_a_worker_would_have_sealed(pair: Pair) -
     assert again.seal_checksum == outcome.seal_checksum
 
 
+def test_what_came_with_the_message_is_sealed_as_a_worker_would_and_nothing_is_looked_at(
+    pair: Pair,
+) -> None:
+    task = pair.task(b"inline", pair.memory.open())
+    tail = VALUE.tobytes() + task.block.tail
+    block = msgspec.structs.replace(task.block, source=pair.memory.nothing, tail=tail)
+    inline = PullTask(block, task.replica)
+    with TransferEngine(transports=("tcp",)) as unconnected:
+        outcome = pull_near(unconnected, inline)
+    assert outcome
+    assert outcome.seal_checksum is not None
+    assert bytes(pair.replicas.stored(task.replica)[: len(tail)]) == tail
+    pair.replicas.seal(task.replica, outcome.seal_checksum)
+    assert is_intact(task.replica)
+    for again in (pull(pair.node, inline, 20.0), pull(pair.node, task, 20.0)):
+        assert again.seal_checksum == outcome.seal_checksum
+
+
 def test_a_source_that_was_given_up_is_left_to_a_worker_who_refuses_it(pair: Pair) -> None:
     used = pair.memory.open()
     task = pair.task(b"b", used)

@@ -1,12 +1,14 @@
-"""What a node refuses of a put before it looks at any block of it."""
+"""What a node refuses of a put before it takes any byte of it."""
 
 import pytest
 
 from daemons.client.objects.format import PIECE_BYTES, object_meta
 from daemons.core.errors import Unavailable
 from daemons.core.ids import Epoch, HostId, Incarnation, new_put_id
+from daemons.core.units import MIB
+from daemons.mc_cachenode.puts.pull import refusal
 from daemons.mc_cachenode.puts.puts import check_given_out
-from daemons.protocol.block import Put, PutBlock
+from daemons.protocol.block import MAX_INLINE_BYTES, MAX_TAIL_BYTES, Put, PutBlock
 from daemons.protocol.segment import DataAddress, RegionRef, Source
 from daemons.store.names import COUNTER_BITS
 from daemons.transfer import contiguous
@@ -27,6 +29,35 @@ def put_of(*versions: int) -> Put:
         for version in versions
     ]
     return Put(put_id=new_put_id(), blocks=blocks)
+
+
+def with_tail(num_bytes: int, source_bytes: int = 0, layers: int = 1, piece: int = MIB) -> PutBlock:
+    return PutBlock(
+        meta=object_meta(b"", b"a", 8),
+        source=Source(region=REGION, ranges=contiguous(0, source_bytes)),
+        num_layers=layers,
+        version=1,
+        piece_bytes=piece,
+        tail=bytes(num_bytes),
+    )
+
+
+def test_values_in_messages_have_a_largest_size_and_one_shape() -> None:
+    longest = MAX_INLINE_BYTES + MAX_TAIL_BYTES
+    taken = [with_tail(1), with_tail(longest), with_tail(longest, layers=5, piece=longest // 5)]
+    taken += [with_tail(MAX_TAIL_BYTES, source_bytes=8)]
+    assert [refusal(block) for block in taken] == [None] * len(taken)
+    refused = [
+        with_tail(0),
+        with_tail(longest + 1),
+        with_tail(MAX_TAIL_BYTES + 1, source_bytes=8),
+        with_tail(100, source_bytes=-8),
+        with_tail(100, layers=2),
+        with_tail(longest, layers=longest, piece=1),
+        with_tail(100, piece=0),
+        with_tail(100, piece=-1),
+    ]
+    assert all(refusal(block) for block in refused)
 
 
 def test_versions_of_a_master_that_the_node_has_not_joined_are_told_to_come_again() -> None:
