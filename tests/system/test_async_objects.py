@@ -89,11 +89,11 @@ def test_a_cancelled_put_gives_its_memory_and_its_name_back(pool: ObjectPool) ->
     async def main() -> None:
         async with AsyncStore(pool.endpoint, namespace="cancelled", timeout_s=60.0) as store:
             await store.put("before", b"x")
-            memory = store._client._memory
+            memory = store._client.memory
             free = len(memory._free_guards)
             pool.signal("node-0", signal.SIGSTOP)
             try:
-                put = asyncio.create_task(store.put("name", b"1" * 4096))
+                put = asyncio.create_task(store.put("name", b"1" * 40_000))
                 for _ in range(3000):
                     if len(memory._free_guards) < free:
                         break  # it is under way
@@ -106,8 +106,8 @@ def test_a_cancelled_put_gives_its_memory_and_its_name_back(pool: ObjectPool) ->
                 assert len(memory._free_guards) == free
             finally:
                 pool.signal("node-0", signal.SIGCONT)
-            await store.replace("name", b"2" * 4096)
-            assert await store.get("name") == b"2" * 4096
+            await store.replace("name", b"2" * 40_000)
+            assert await store.get("name") == b"2" * 40_000
 
     run(main())
 
