@@ -1,4 +1,7 @@
-"""Plain transformers in a process of its own, measured in turns with a cluster: only neighbours in time compare."""
+"""Plain transformers in a process of its own, measured in turns with a cluster: only neighbours in time compare.
+
+A machine's other work slows both of a pair, so what is said of the two is the median over pairs of their ratio.
+"""
 
 import select
 import subprocess
@@ -8,24 +11,28 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Final
+from typing import Final, Literal
 
 from daemons.core.errors import Unavailable
 
 _LONGEST_S: Final = 900.0
 """Loading the model, or measuring once."""
 
+Measure = Literal["prefill", "decode"]
+
 
 class Oracle:
-    """Each call measures once; `rates` are the medians. Close it when done. Raises Unavailable when it fails."""
+    """Each `measure` measures once; of what is kept, `rates` tells medians. Raises Unavailable when it fails."""
 
     def __init__(self, model: Path, dtype: str, context: int) -> None:
         command = [
             sys.executable, "-m", "daemons.engine.oracle", str(model), "--dtype", dtype, "--context", str(context),
         ]  # fmt: skip
-        self._rates: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
+        # What, then of what length or batch: pairs of its rate and ours.
+        self._pairs: dict[Measure, defaultdict[str, list[tuple[float, float]]]] = {
+            "prefill": defaultdict(list),
+            "decode": defaultdict(list),
+        }
         # A file, as nobody reads along: a full pipe would stop it.
         self._said = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115  # closed with the process
         # It ends by itself when its stdin is closed, so also with us.
@@ -59,27 +66,31 @@ class Oracle:
         self._process.communicate()
         self._said.close()
 
-    def prefill(self, num_tokens: int) -> None:
-        self._ask("prefill", num_tokens)
-
-    def decode(self, batch: int) -> None:
-        self._ask("decode", batch)
-
-    def rates(self) -> dict[str, dict[str, float]]:
-        """Tokens per second: {"prefill_tok_s": {prompt length: ...}, "decode_tok_s": {batch: ...}}."""
-        return {
-            f"{what}_tok_s": {number: median(rates) for number, rates in self._rates[what].items()}
-            for what in ("prefill", "decode")
-        }
-
-    def _ask(self, what: str, number: int) -> None:
+    def measure(self, what: Measure, number: int) -> float:
+        """Tokens per second of a prompt of so many tokens, or of decode at a batch of so many sequences."""
         assert self._process.stdin is not None, "it was started with a pipe"
         try:
             self._process.stdin.write(f"{what} {number}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the reader below says why it died
-        self._rates[what][str(number)].append(float(self._read()))
+        return float(self._read())
+
+    def keep(self, what: Measure, name: str, its_rate: float, our_rate: float) -> None:
+        """A pair of neighbours in time, among those of the same name."""
+        self._pairs[what][name].append((its_rate, our_rate))
+
+    def rates(self) -> dict[str, dict[str, float]]:
+        """`prefill_tok_s` and `decode_tok_s`: its medians by name; `prefill_ratio` and `decode_ratio`: ours to its."""
+        rates = {}
+        for what, by_name in self._pairs.items():
+            rates[f"{what}_tok_s"] = {
+                name: median(its for its, _ in pairs) for name, pairs in by_name.items()
+            }
+            rates[f"{what}_ratio"] = {
+                name: median(ours / its for its, ours in pairs) for name, pairs in by_name.items()
+            }
+        return rates
 
     def _read(self) -> str:
         assert self._process.stdout is not None, "it was started with a pipe"

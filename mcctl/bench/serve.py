@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from statistics import median
@@ -18,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from mcctl.bench.oracle import Oracle
+from mcctl.bench.oracle import Measure, Oracle
 from mcctl.openai_stream import Answer, Body, OpenAiClient
 from mcctl.traffic import QUESTIONS
 
@@ -93,7 +94,7 @@ class ServeResult(msgspec.Struct, frozen=True, kw_only=True):
     """As served: tokens of a sequence for each step of decode. 1: no draft was right; 0: the cluster does not say."""
     gb_moved: float
     oracle: dict[str, dict[str, float]] | None = None
-    """The same two by plain transformers on the same host, each measured right after ours."""
+    """The same two by plain transformers, in turns with ours; prefill_ratio and decode_ratio: ours to its, by pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ class ServeBench:
         self._first_tokens([self._tokens(128)] * 2)
         (probe,) = self._first_tokens([self._tokens(DECODE_CONTEXT)])
         tok_s = probe.prompt_tokens / max(probe.ttft_s, 1e-6)
-        self.progress(f"this takes {about(estimate_s(self.plan, tok_s))}")
+        takes_s = estimate_s(self.plan, tok_s, num_engines=1 if self.oracle is None else 2)
+        self.progress(f"this takes {about(takes_s)}")
         rows = list(self._rows())
         decode = {str(batch): list(self._decoded(batch)) for batch in self.plan.batches}
 
@@ -155,12 +157,13 @@ class ServeBench:
                 )
                 shared = self._tokens(prefix)
                 prompts = [shared + self._tokens(suffix) for _ in range(2)]
-                cold, reused = self._first_tokens(prompts)
+                with self._turn("prefill", str(prefix), prefix + suffix, repeat) as ours:
+                    (cold,) = self._first_tokens(prompts[:1])
+                    rate = cold.prompt_tokens / max(_compute_s(cold), 1e-9)
+                    ours.append(rate)
+                (reused,) = self._first_tokens(prompts[1:])
                 measured.append((cold, reused))
-                rate = cold.prompt_tokens / max(_compute_s(cold), 1e-9)
                 self._prefill_rates.setdefault(str(prefix), []).append(rate)
-                if self.oracle is not None and suffix == self.plan.suffixes[0]:
-                    self.oracle.prefill(prefix)
             yield _row(prefix, suffix, measured)
 
     def _first_tokens(self, prompts: list[list[int]] | list[str]) -> list[Answer]:
@@ -178,14 +181,29 @@ class ServeBench:
             self._first_tokens(prompts)
             # In turns: whichever comes first may still share the machine with the prompts' way into the pool.
             order = (True, False) if repeat % 2 else (False, True)
-            timed = {drafts: self._together(prompts, drafts=drafts) for drafts in order}
+            with self._turn("decode", str(batch), batch, repeat) as ours:
+                timed = {drafts: self._together(prompts, drafts=drafts) for drafts in order}
+                ours.append(joint_rate(timed[True]))
             yield _Decoded(
-                joint_rate(timed[True]),
+                ours[0],
                 joint_rate(timed[False]),
                 tokens_a_step([answer for _, answer in timed[True]]),
             )
-            if self.oracle is not None:
-                self.oracle.decode(batch)
+
+    @contextmanager
+    def _turn(self, what: Measure, name: str, number: int, repeat: int) -> Iterator[list[float]]:
+        """The oracle measures `number` right before or right after what runs inside, which says its rate."""
+        ours: list[float] = []
+        is_first = repeat % 2 == 0
+        if self.oracle is None:
+            yield ours
+        elif is_first:
+            its_rate = self.oracle.measure(what, number)
+            yield ours
+            self.oracle.keep(what, name, its_rate, ours[0])
+        else:
+            yield ours
+            self.oracle.keep(what, name, self.oracle.measure(what, number), ours[0])
 
     def _together(self, prompts: list[str], *, drafts: bool) -> list[tuple[float, Answer]]:
         def timed(prompt: str) -> tuple[float, Answer]:
@@ -214,8 +232,11 @@ class ServeBench:
         return self._random.choices(ids, k=count)
 
 
-def estimate_s(plan: ServePlan, tok_s: float) -> float:
-    """How long a plan takes where a prompt is computed at `tok_s`; longer prompts are a little slower a token."""
+def estimate_s(plan: ServePlan, tok_s: float, *, num_engines: int = 1) -> float:
+    """How long a plan takes where a prompt is computed at `tok_s`; longer prompts are a little slower a token.
+
+    An oracle is a second engine: it computes cold prompts and fills for decode too.
+    """
     pairs = [(prefix, suffix) for prefix in plan.prefixes for suffix in plan.suffixes]
     cold_tokens = sum((prefix + suffix) * (1 + prefix / _SLOWER_TOKENS) for prefix, suffix in pairs)
     reused_tokens = sum(_CHUNK_TOKENS + suffix for _, suffix in pairs)
@@ -225,7 +246,7 @@ def estimate_s(plan: ServePlan, tok_s: float) -> float:
         sum(_STEP_TOKENS + _ROW_TOKENS * batch for batch in plan.batches) * DECODE_TOKENS * 2
     )
     settle_s = (2 * len(pairs) + sum(plan.batches)) * _SETTLE_S
-    computed = cold_tokens + reused_tokens + decode_tokens + step_tokens
+    computed = num_engines * (cold_tokens + decode_tokens) + reused_tokens + step_tokens
     return plan.repeats * (computed / tok_s + settle_s)
 
 

@@ -115,6 +115,8 @@ def show_served(result: ServeResult, *, on_stderr: bool) -> None:
         facts += [
             ("transformers prefill", _rates(result.oracle["prefill_tok_s"])),
             ("transformers decode", _rates(result.oracle["decode_tok_s"])),
+            ("prefill to its, in pairs", _rates(result.oracle["prefill_ratio"], digits=2)),
+            ("decode to its, in pairs", _rates(result.oracle["decode_ratio"], digits=2)),
         ]
     facts.append(("moved", f"{result.gb_moved:.2f} GB"))
     render.show_facts(facts, on_stderr=on_stderr)

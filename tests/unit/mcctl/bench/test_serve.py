@@ -70,6 +70,8 @@ def test_estimate_grows_with_the_plan_and_is_said_coarsely() -> None:
     # 3000 tokens of cold prompts, 6700 to fill for decode, twice 192 steps worth 60 to 130: at 1000 tokens a second
     assert estimate_s(quick, 1000.0) == pytest.approx(48, abs=4)
     assert estimate_s(whole, 1000.0) > 5 * estimate_s(quick, 1000.0)
+    # cold prompts, and those that fill, once more
+    assert estimate_s(quick, 1000.0, num_engines=2) == pytest.approx(58, abs=4)
     assert estimate_s(whole, 2000.0) < estimate_s(whole, 1000.0)
     assert [about(s) for s in (1.0, 41.0, 89.0, 400.0)] == [
         "about 5 s",
@@ -81,36 +83,46 @@ def test_estimate_grows_with_the_plan_and_is_said_coarsely() -> None:
 
 @dataclass
 class CountingOracle:
-    """Takes no time, remembers the order of what it was asked."""
+    """Takes no time, remembers the order of what it was asked, and what it was told."""
 
+    gateway: FakeGateway
     asked: list[tuple[str, int]] = field(default_factory=list)
+    asked_behind: list[int] = field(default_factory=list)
+    kept: list[tuple[str, str, float, float]] = field(default_factory=list)
 
-    def prefill(self, num_tokens: int) -> None:
-        self.asked.append(("prefill", num_tokens))
+    def measure(self, what: str, number: int) -> float:
+        self.asked.append((what, number))
+        self.asked_behind.append(len(self.gateway.seen))
+        return 500.0
 
-    def decode(self, batch: int) -> None:
-        self.asked.append(("decode", batch))
+    def keep(self, what: str, name: str, its_rate: float, our_rate: float) -> None:
+        self.kept.append((what, name, its_rate, our_rate))
 
     def rates(self) -> dict[str, dict[str, float]]:
-        return {"prefill_tok_s": {"100": 1.0}, "decode_tok_s": {"2": 2.0}}
+        return {"prefill_ratio": {"100": 1.0}, "decode_ratio": {"2": 2.0}}
 
 
-def test_the_oracle_is_measured_in_turns_once_a_length_and_repeat(
+def test_the_oracle_measures_the_same_prompts_in_turns_now_before_now_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mcctl.bench.serve._SETTLE_S", 0.0)
-    oracle = CountingOracle()
+    oracle = CountingOracle(gateway := FakeGateway())
     plan = ServePlan(
-        model="m",
-        vocab_size=50_000,
-        prefixes=(100, 300),
-        suffixes=(10, 20),
-        batches=(2,),
-        repeats=2,
+        model="m", vocab_size=50_000, prefixes=(100,), suffixes=(10, 20), batches=(2,), repeats=2
     )
-    bench = ServeBench(FakeGateway(), plan, oracle=oracle)  # type: ignore[arg-type]  # what it calls
+    bench = ServeBench(gateway, plan, oracle=oracle)  # type: ignore[arg-type]  # what it calls
     assert bench.run("bfloat16").oracle == oracle.rates()
-    assert oracle.asked == [("prefill", 100)] * 2 + [("prefill", 300)] * 2 + [("decode", 2)] * 2
+    assert oracle.asked == [("prefill", 110)] * 2 + [("prefill", 120)] * 2 + [("decode", 2)] * 2
+    # Three requests come first. Of each pair of a cold and a reused one: behind the cold one, then before both.
+    first = 3
+    assert oracle.asked_behind[:4] == [first + 1, first + 2, first + 5, first + 6]
+    # Two prompts are put into the pool, then both are decoded with and without drafts.
+    assert oracle.asked_behind[4:] == [first + 8 + 6, first + 8 + 6 + 2]
+    assert [kept[:3] for kept in oracle.kept] == [("prefill", "100", 500.0)] * 4 + [
+        ("decode", "2", 500.0)
+    ] * 2
+    assert [kept[3] for kept in oracle.kept[:4]] == pytest.approx([1000.0] * 4)
+    assert [kept[3] for kept in oracle.kept[4:]] == pytest.approx([40.0] * 2, rel=0.2)
 
 
 def test_rows_hold_exact_lengths_and_what_is_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
