@@ -43,30 +43,30 @@ def plain_sockets(
     return moves
 
 
-def _read(sock: socket.socket, target: memoryview) -> None:
-    sock.sendall(REQUEST.pack(len(target), 0))
+def _read(sock: socket.socket, target: memoryview, offset: int) -> None:
+    sock.sendall(REQUEST.pack(offset, len(target), 0))
     receive(sock, target)
 
 
-def _write(sock: socket.socket, source: memoryview) -> None:
-    sock.sendall(REQUEST.pack(len(source), 1))
+def _write(sock: socket.socket, source: memoryview, offset: int) -> None:
+    sock.sendall(REQUEST.pack(offset, len(source), 1))
     sock.sendall(source)
     receive(sock, memoryview(bytearray(len(TAKEN))))
 
 
 def _run_all(
-    ask: Callable[[socket.socket, memoryview], None],
+    ask: Callable[[socket.socket, memoryview, int], None],
     socks: Sequence[socket.socket],
     memory: memoryview,
 ) -> None:
     share = len(memory) // len(socks)
     others = [
-        threading.Thread(target=ask, args=(sock, memory[i * share : (i + 1) * share]))
+        threading.Thread(target=ask, args=(sock, memory[i * share : (i + 1) * share], i * share))
         for i, sock in enumerate(socks[1:], 1)
     ]
     for other in others:
         other.start()
-    ask(socks[0], memory[:share])
+    ask(socks[0], memory[:share], 0)
     for other in others:
         other.join()
 

@@ -18,8 +18,8 @@ import msgspec
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import TransferEngine, allocate_shared
 
-REQUEST = struct.Struct("<QB")
-"""Length, and whether the asking side sends the bytes; those are acknowledged with `TAKEN`."""
+REQUEST = struct.Struct("<QQB")
+"""Offset, length, and whether the asking side sends the bytes; those are acknowledged with `TAKEN`."""
 
 TAKEN = b"taken"
 BUFFER_BYTES = 1 << 20
@@ -48,11 +48,11 @@ def _serve(connection: socket.socket, memory: memoryview) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection:
         while request := connection.recv(REQUEST.size, socket.MSG_WAITALL):
-            length, is_write = REQUEST.unpack(request)
+            offset, length, is_write = REQUEST.unpack(request)
             if not is_write:
-                connection.sendall(memory[:length])
+                connection.sendall(memory[offset : offset + length])
                 continue
-            receive(connection, memory[:length])
+            receive(connection, memory[offset : offset + length])
             connection.sendall(TAKEN)
 
 

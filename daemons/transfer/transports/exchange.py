@@ -15,7 +15,10 @@ from daemons.transfer.transports import wire
 from daemons.transfer.transports.base import Batch, StaleEpoch, describe
 
 _OK = wire.reply(wire.Status.OK)
-_FRAME_BYTES = wire.REPLY.size + wire.TRAILER.size
+_MAGIC, _WAIT_ALL = wire.MAGIC, int(socket.MSG_WAITALL)
+_REPLY_BYTES, _TRAILER_BYTES = wire.REPLY.size, wire.TRAILER.size
+_FRAME_BYTES = _REPLY_BYTES + _TRAILER_BYTES
+_unpack_reply = wire.REPLY.unpack_from
 _SCRATCH_BYTES = wire.REPLY.size + wire.MAX_INLINE + wire.TRAILER.size
 
 
@@ -51,21 +54,22 @@ def read_quick(stream: Stream, request: bytes, target: memoryview, deadline_s: f
     """The plain answer to a contiguous READ; False for anything else, the connection is then lost."""
     sock, scratch, length = stream.sock, stream.scratch, len(target)
     is_small = length <= wire.MAX_INLINE
-    wanted = _FRAME_BYTES + length if is_small else wire.REPLY.size
+    wanted = _FRAME_BYTES + length if is_small else _REPLY_BYTES
     try:
         sock.send(request)
         count = _receive_some(sock, scratch, wanted, deadline_s)
         if 0 < count < wanted:
-            if count >= wire.REPLY.size and wire.REPLY.unpack_from(scratch)[1]:
+            if count >= _REPLY_BYTES and _unpack_reply(scratch)[1]:
                 return False  # a refusal: there is no more to wait for
-            count += sock.recv_into(scratch[count:wanted], 0, socket.MSG_WAITALL)
-        if count != wanted or wire.REPLY.unpack_from(scratch) != (wire.MAGIC, 0, length, 0):
+            count += sock.recv_into(scratch[count:wanted], 0, _WAIT_ALL)
+        if count != wanted or _unpack_reply(scratch) != (_MAGIC, 0, length, 0):
             return False
         if not is_small:
-            return _receive_quick(sock, [target, scratch[: wire.TRAILER.size]], deadline_s)
+            window = [target, scratch[:_TRAILER_BYTES]]
+            return _receive_quick(sock, window, length + _TRAILER_BYTES, deadline_s)
     except OSError:
         return False
-    target[:] = scratch[wire.REPLY.size : wire.REPLY.size + length]
+    target[:] = scratch[_REPLY_BYTES : _REPLY_BYTES + length]
     return True
 
 
@@ -89,7 +93,7 @@ class Unfinished(NamedTuple):
 
 def write_quick(stream: Stream, request: bytes, source: memoryview) -> Unfinished | None:
     """A WRITE whose bytes follow it at once, and its answer, mostly two calls; None: done."""
-    sock, header, length = stream.sock, stream.scratch[: wire.REPLY.size], len(source)
+    sock, header, length = stream.sock, stream.scratch[:_REPLY_BYTES], len(source)
     sent = received = 0
     failure: OSError | None = None
     try:
@@ -98,7 +102,7 @@ def write_quick(stream: Stream, request: bytes, source: memoryview) -> Unfinishe
         sent = sock.send(request + source) if is_small else sock.sendmsg((request, source))
         if sent == len(request) + length:
             received = sock.recv_into(header)
-            if received == wire.REPLY.size and header == _OK:
+            if received == _REPLY_BYTES and header == _OK:
                 stream.last_answer_s = time.monotonic()
                 return None
     except BlockingIOError:
@@ -121,18 +125,20 @@ def write_rest(
     check_header(stream, batch, wire.REPLY.size)
 
 
-def _receive_quick(sock: socket.socket, window: list[memoryview], deadline_s: float) -> bool:
-    while window:
+def _receive_quick(
+    sock: socket.socket, window: list[memoryview], wanted: int, deadline_s: float
+) -> bool:
+    while True:
         try:
-            count = sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
+            count = sock.recvmsg_into(window, 0, _WAIT_ALL)[0]
         except BlockingIOError:
             if time.monotonic() < deadline_s:
                 continue
             return False
-        if not count:
-            return False
+        wanted -= count
+        if not wanted or not count:
+            return not wanted
         wire.drop_front(window, count)
-    return True
 
 
 def ask_small(

@@ -274,7 +274,7 @@ class DataServer:
 
 def _wanted(frame: bytearray) -> int:
     """Bytes to receive next."""
-    if len(frame) < wire.REQUEST.size:
+    if not frame or len(frame) < wire.REQUEST.size:
         return _FIRST_READ
     return max(wire.request_length(frame) - len(frame), 1)
 

@@ -32,9 +32,13 @@ log = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 10.0
 _MAX_INLINE_ROWS = 256
+_FRAME_BYTES = wire.REPLY.size + wire.TRAILER.size
 _PLAIN = (wire.MAGIC, 0, 0, 0)
 _OK = wire.reply(wire.Status.OK)
 _OF_ANY_EPOCH = frozenset((wire.Op.AUTH, wire.Op.NAME))
+_READ, _WRITE = int(wire.Op.READ), int(wire.Op.WRITE)
+_unpack = wire.REQUEST.unpack_from
+_REQUEST_BYTES, _RANGE_BYTES, _QUICK_BYTES = wire.REQUEST.size, wire.RANGE.size, wire.QUICK.size
 _NO_GENERATION = wire.TRAILER.pack(wire.MAGIC, 0)
 
 
@@ -68,11 +72,9 @@ class Service:
 
         Python that runs behind a copy that emptied the caches is slow: there is little of it.
         """
-        if len(frame) < wire.QUICK.size:
+        if len(frame) < _QUICK_BYTES:
             return False
-        magic, op, flags, count, size, body, epoch, region_id, _, _ = wire.REQUEST.unpack_from(
-            frame
-        )
+        magic, op, flags, count, size, body, epoch, region_id, _, _ = _unpack(frame)
         region = self.regions.find(region_id)
         if (
             (magic, flags, size, body) != _PLAIN
@@ -84,14 +86,14 @@ class Service:
         runs = wire.runs_in(frame, count, region.view)
         if runs is None:
             return False
-        end = wire.REQUEST.size + wire.RANGE.size * count
+        end = _REQUEST_BYTES + _RANGE_BYTES * count
         length = runs[0].nbytes if count == 1 else sum([run.nbytes for run in runs])
-        if op == wire.Op.READ and len(frame) == end:
+        if op == _READ and len(frame) == end:
             if length > wire.MAX_INLINE:
                 return self._stream_quick(connection, region, runs, length)
             return self._send_quick(connection, region, runs, length)
         early = frame[end:]
-        if op != wire.Op.WRITE or not len(early) <= length <= wire.MAX_EAGER:
+        if op != _WRITE or not len(early) <= length <= wire.MAX_EAGER:
             return False
         return region.access == "read-write" and self._write_quick(
             connection, region, early, runs, length
@@ -123,8 +125,10 @@ class Service:
         try:
             header = wire.REPLY.pack(wire.MAGIC, 0, length, 0)
             window = [memoryview(header), *runs, memoryview(_NO_GENERATION)]
-            while window:
-                wire.drop_front(window, sock.sendmsg(window))
+            sent = sock.sendmsg(window)
+            if sent != _FRAME_BYTES + length:
+                wire.drop_front(window, sent)
+                _send_window(sock, window)
         finally:
             connection.in_use = None
             self.regions.drop(region_id)
@@ -350,5 +354,9 @@ def _with_header(header: bytes, vectors: Iterator[memoryview]) -> Iterator[memor
 def _send(sock: socket.socket, vectors: Iterator[memoryview]) -> None:
     """Gather straight from memory; the socket's send timeout is the longest stall."""
     for window in wire.windows(vectors):
-        while window:
-            wire.drop_front(window, wire.send_window(sock, window))
+        _send_window(sock, window)
+
+
+def _send_window(sock: socket.socket, window: list[memoryview]) -> None:
+    while window:
+        wire.drop_front(window, wire.send_window(sock, window))

@@ -39,6 +39,8 @@ Connect = Callable[[float], socket.socket]
 MAX_CONNECTIONS = 8
 CONNECT_TIMEOUT_S = 2.0
 _REMEMBER_DEAD_S = 0.2
+_MAGIC, _READ, _WRITE = wire.MAGIC, int(wire.Op.READ), int(wire.Op.WRITE)
+_pack = wire.QUICK.pack
 
 
 class StreamPool:
@@ -77,8 +79,8 @@ class StreamPool:
         except IndexError:
             return False
         length = len(target)
-        request = wire.QUICK.pack(
-            wire.MAGIC, wire.Op.READ, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
+        request = _pack(
+            _MAGIC, _READ, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
             remote.offset, length, 1, 0,
         )  # fmt: skip
         if not exchange.read_quick(stream, request, target, deadline_s):
@@ -131,8 +133,8 @@ class StreamPool:
         if not is_fresh and not sockets.is_open(stream.sock):
             self._discard(stream)
             return False
-        request = wire.QUICK.pack(
-            wire.MAGIC, wire.Op.WRITE, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
+        request = _pack(
+            _MAGIC, _WRITE, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
             offset, len(source), 1, 0,
         )  # fmt: skip
         left = exchange.write_quick(stream, request, source)

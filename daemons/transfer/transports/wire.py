@@ -39,6 +39,7 @@ RANGE = struct.Struct("<QQQQ")
 QUICK = struct.Struct("<4sBBHIIQQQQQQQQ")
 """A request and its only range: what most are, packed and parsed in one call at both ends."""
 
+_unpack_range = RANGE.unpack_from
 REPLY = struct.Struct("<4sBxxxQQ")
 TRAILER = struct.Struct("<4sxxxxQ")
 
@@ -179,7 +180,14 @@ def decode_request(frame: bytes | bytearray) -> Request:
 
 def runs_in(frame: bytes, count: int, memory: memoryview) -> list[memoryview] | None:
     """The bytes that the ranges of a request name; None unless each is one run inside the memory. Kept short."""
-    size_bytes, runs = memory.nbytes, []
+    size_bytes = memory.nbytes
+    if count == 1:  # as most are
+        if len(frame) < QUICK.size:
+            return None
+        offset, row_bytes, num_rows, _ = _unpack_range(frame, REQUEST.size)
+        end = offset + row_bytes
+        return [memory[offset:end]] if num_rows == 1 and row_bytes and end <= size_bytes else None
+    runs = []
     packed = memoryview(frame)[REQUEST.size : REQUEST.size + RANGE.size * count]
     if not count or len(packed) != RANGE.size * count:
         return None
