@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 from collections import Counter, deque
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Final
 
 from daemons.config.usage import UsageLine, day_of, encode_line, read_usage, usage_file
 from daemons.core.errors import ConfigError
 from daemons.mc_gateway.day_file import WallClock, open_at
+from daemons.mc_gateway.running_usage import RunningUsage
 from daemons.service.paths import NO_ROOM
 
 log = logging.getLogger(__name__)
@@ -19,14 +21,16 @@ log = logging.getLogger(__name__)
 MAX_WAITING: Final = 65_536
 """Lines, some 300 bytes each; beyond it the oldest are lost."""
 RETRY_S: Final = 5.0
+_DAY_LENGTH: Final = len("2026-11-30")
 
 
 class UsageLog:
     """Coroutines' thread. Raises ConfigError when nothing can be written there, though there may be room."""
 
-    def __init__(self, directory: Path, wall: WallClock) -> None:
+    def __init__(self, directory: Path, wall: WallClock, gateway: str) -> None:
         self.wall = wall
         self.num_lost = 0
+        self.running = RunningUsage(directory / f"running-{gateway}.jsonl")
         self._directory = directory
         self._waiting: deque[tuple[str, bytes]] = deque()
         """Day and line; the oldest first."""
@@ -41,13 +45,13 @@ class UsageLog:
         try:
             self._open(self._today)
         except OSError as error:
-            if error.errno in NO_ROOM:
-                log.error("usage waits for room in=%s why=%s", directory, error.strerror)  # noqa: TRY400 - no bug
-                self._is_failing = True
-                return
-            raise ConfigError(
-                f"`tenants.usage_dir`: cannot write in {directory}: {error.strerror}"
-            ) from None
+            if error.errno not in NO_ROOM:
+                raise ConfigError(
+                    f"`tenants.usage_dir`: cannot write in {directory}: {error.strerror}"
+                ) from None
+            log.error("usage waits for room in=%s why=%s", directory, error.strerror)  # noqa: TRY400 - no bug
+            self._is_failing = True
+        self._take_over(self.running.left_over())
 
     @property
     def num_waiting(self) -> int:
@@ -61,11 +65,7 @@ class UsageLog:
         day = day_of(self.wall())
         if day != self._today:
             self._today, self._used_today = day, Counter()
-        self._count(line)
-        if len(self._waiting) == MAX_WAITING:
-            self._waiting.popleft()
-            self.num_lost += 1
-        self._waiting.append((day, encode_line(line) + b"\n"))
+        self._put(day, line)
         self.flush()
 
     def flush(self) -> None:
@@ -83,6 +83,9 @@ class UsageLog:
             log.info("usage is written again in=%s lost=%d", self._directory, self.num_lost)
         self._is_failing = False
 
+    def jobs(self) -> list[Coroutine[None, None, None]]:
+        return [self.run_forever(), self.running.run_forever()]
+
     async def run_forever(self) -> None:
         """Where nothing more comes, what waits is written all the same."""
         while True:
@@ -90,10 +93,37 @@ class UsageLog:
             self.flush()
 
     def close(self) -> None:
+        self.running.note()
         self.flush()
         if self._waiting:
             log.error("usage is lost lines=%d in=%s", len(self._waiting), self._directory)
         self._close_file()
+
+    def _take_over(self, lines: list[UsageLine]) -> None:
+        """Of answers that a life before was giving; those that had ended have their line already."""
+        if not lines:
+            return
+        since = usage_file(self._directory, min(line.time for line in lines)[:_DAY_LENGTH]).name
+        files = [
+            path
+            for path in self._directory.glob(usage_file(Path(), "*").name)
+            if path.name >= since
+        ]
+        ended = {line.request for path in files for line in read_usage(path)}
+        cut = [line for line in lines if line.request not in ended]
+        for line in cut:
+            self._put(line.time[:_DAY_LENGTH], line)
+        self.flush()
+        if cut:
+            log.warning("usage of a life that was killed is counted answers=%d", len(cut))
+
+    def _put(self, day: str, line: UsageLine) -> None:
+        if day == self._today:
+            self._count(line)
+        if len(self._waiting) == MAX_WAITING:
+            self._waiting.popleft()
+            self.num_lost += 1
+        self._waiting.append((day, encode_line(line) + b"\n"))
 
     def _count(self, line: UsageLine) -> None:
         self._used_today[line.tenant] += line.prompt_tokens + line.completion_tokens

@@ -14,6 +14,7 @@ from daemons.config.usage import UsageLine, day_ends_in_s, day_of
 from daemons.core.clock import Clock, monotonic
 from daemons.mc_gateway.answer import Answer
 from daemons.mc_gateway.metrics import GatewayMetrics
+from daemons.mc_gateway.running_usage import KILLED
 from daemons.mc_gateway.tenants import Caller, TenantBook, may_read_metrics, refused
 from daemons.mc_gateway.usage import UsageLog
 
@@ -50,7 +51,7 @@ class Front:
 
     def jobs(self) -> list[Coroutine[None, None, None]]:
         """What goes on beside requests."""
-        return [] if self.usage is None else [self.usage.run_forever()]
+        return [] if self.usage is None else self.usage.jobs()
 
     def close(self) -> None:
         if self.usage is not None:
@@ -64,7 +65,7 @@ def open_front(config: GatewayConfig, metrics: GatewayMetrics) -> Front:
         return Front(config.node.id, None, None, metrics, monotonic)
     path = Path(section.file)
     given = section.usage_dir or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    usage = UsageLog(Path(given) if given else path.parent, time.time)
+    usage = UsageLog(Path(given) if given else path.parent, time.time, config.node.id)
     book = TenantBook(path, usage, monotonic)
     metrics.usage_lost.set_function(lambda: usage.num_lost)
     metrics.usage_waiting.set_function(lambda: usage.num_waiting)
@@ -114,8 +115,14 @@ class TenantVisit(Visit):
 
     def answered_by(self, answer: Answer) -> None:
         self._answer = answer
+        self._usage.running.follow(self._so_far)
+
+    def _so_far(self) -> UsageLine | None:
+        line = self._line(KILLED)
+        return line if line.prompt_tokens else None
 
     def close(self, status: int) -> None:
+        self._usage.running.leave(self._so_far)
         line = self._line(status)
         used = line.prompt_tokens + line.completion_tokens
         self._caller.limiter.settle(self._reserved, used, self._day)

@@ -11,7 +11,7 @@ from daemons.core.errors import NotFound
 from mcctl import render
 from mcctl.commands import check_beginning, confirm
 from mcctl.commands.tenant.listing import ListedTenant, show_tenants
-from mcctl.commands.tenant.tenants_file import File, Name, change_file, check_known, tenants_path
+from mcctl.commands.tenant.tenants_file import File, Name, change_file, check_known, path_to_change
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 
@@ -45,7 +45,7 @@ def key(
     Example: mcctl tenant key acme
     Example: mcctl tenant key acme --revoke mc-Ab3dEf9h --yes
     """
-    path = tenants_path(context, file)
+    path = path_to_change(context, file)
     if revoke is not None:
         confirm(f"End the keys of {name} that begin with {revoke}?", yes=yes)
         show_tenants(

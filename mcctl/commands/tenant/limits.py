@@ -11,7 +11,14 @@ from daemons.core.errors import Conflict
 from daemons.protocol.tenant import PoolUsage
 from mcctl.commands import check_size_if_given
 from mcctl.commands.tenant.listing import ListedTenant, show_tenants
-from mcctl.commands.tenant.tenants_file import File, Name, change_file, check_known, tenants_path
+from mcctl.commands.tenant.tenants_file import (
+    File,
+    Name,
+    change_file,
+    check_known,
+    path_to_change,
+    tenants_path,
+)
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 from mcctl.tenants import pool as tenant_pool
@@ -45,7 +52,7 @@ def add(
             )
         return msgspec.structs.replace(tenants, tenant=[*tenants.tenant, Tenant(name=name)])
 
-    show_tenants(context, change_file(tenants_path(context, file), put), only=name)
+    show_tenants(context, change_file(path_to_change(context, file), put), only=name)
 
 
 @prints({"tenants": list[ListedTenant]})
@@ -115,4 +122,4 @@ def quota(
             ],
         )
 
-    show_tenants(context, change_file(tenants_path(context, file), put), only=name)
+    show_tenants(context, change_file(path_to_change(context, file), put), only=name)

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from daemons.config.key_files import locked, write_whole
 from daemons.config.tenants import TenantFile, read_tenants, tenants_text
-from daemons.core.errors import ConfigError, NotFound
+from daemons.core.errors import ConfigError, Conflict, NotFound
 from mcctl import paths, render
 from mcctl.settings import settings_of
 
@@ -25,18 +25,33 @@ File = Annotated[
 Name = Annotated[str, typer.Argument(help="As in `tenant list`.")]
 
 
+_OPEN: Final = (
+    "the gateway of `mcctl cluster up` has no tenants, anybody may ask it; "
+    "started with `--tenants FILE` it has those of FILE"
+)
+
+
 def tenants_path(context: typer.Context, given: Path | None) -> Path:
-    """A local cluster without tenants is left alone: what is written then is for others, which is said."""
+    """To read. A local cluster without tenants is left alone: what is found then is of others, which is said."""
     if given is not None:
         return given
     local = settings_of(context).local_cluster
     if local is not None and local.tenants is not None:
         return Path(local.tenants)
     if local is not None:
-        render.note(
-            "the gateway of `mcctl cluster up` has no tenants, anybody may ask it; "
-            "started with `--tenants FILE` it has those of FILE"
-        )
+        render.note(_OPEN)
+    return _of_host()
+
+
+def path_to_change(context: typer.Context, given: Path | None) -> Path:
+    """Raises Conflict beside a local cluster without tenants: who asks for them there did not mean this host's file."""
+    local = settings_of(context).local_cluster
+    if given is None and local is not None and local.tenants is None:
+        raise Conflict(f"{_OPEN}; other gateways' file is named: --file {_of_host()}")
+    return tenants_path(context, given)
+
+
+def _of_host() -> Path:
     folder = Path("/etc/mooncake") if os.geteuid() == 0 else paths.config_file().parent
     return folder / "tenants.toml"
 

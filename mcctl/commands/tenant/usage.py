@@ -10,7 +10,7 @@ from daemons.config.tenants import ModelPrice, TenantFile
 from daemons.core.errors import ConfigError
 from daemons.protocol.tenant import PoolUsage
 from mcctl import render
-from mcctl.commands.tenant.tenants_file import File, change_file, tenants_path
+from mcctl.commands.tenant.tenants_file import File, change_file, path_to_change, tenants_path
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -94,7 +94,7 @@ def price(
         others = [each for each in tenants.price if each.model != model]
         return msgspec.structs.replace(tenants, price=[*others, fresh])
 
-    prices = change_file(tenants_path(context, file), put).price
+    prices = change_file(path_to_change(context, file), put).price
     columns = [
         Column("model", lambda p: p.model),
         Column("prompt", lambda p: f"{p.prompt:g}", is_number=True),

@@ -1,6 +1,7 @@
 """The log of what tenants used, on a real disk that is full, after a crash, and with files that somebody moves."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ NOON_S = 1_796_040_000.0
 DAY_S = 86_400
 
 
-def line(request: str, *, tokens: int = 7) -> UsageLine:
+def line(request: str, *, tokens: int = 7, day: str = DAY) -> UsageLine:
     return UsageLine(
-        time="",
+        time=f"{day}T12:00:00Z",
         gateway="g",
         tenant="acme",
         key="mc-1",
@@ -36,7 +37,7 @@ def written(folder: Path, day: str = DAY) -> list[str]:
 
 
 def open_log(folder: Path, now_s: float = NOON_S) -> UsageLog:
-    return UsageLog(folder, lambda: now_s)
+    return UsageLog(folder, lambda: now_s, "g")
 
 
 @pytest.mark.parametrize("left", [0, 1, 40])
@@ -92,7 +93,7 @@ def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
 
 def test_a_line_that_waits_over_midnight_stands_under_its_own_day(tmp_path: Path) -> None:
     clock = [NOON_S]
-    log = UsageLog(tmp_path, lambda: clock[0])
+    log = UsageLog(tmp_path, lambda: clock[0], "g")
     with room_for(0):
         log.append(line("a"))
         clock[0] += DAY_S
@@ -106,3 +107,54 @@ def test_a_place_where_nothing_can_be_written_is_told_at_the_start(tmp_path: Pat
     usage_file(tmp_path, DAY).mkdir()
     with pytest.raises(ConfigError, match="usage"):
         open_log(tmp_path)
+
+
+def test_what_ran_when_it_was_killed_is_counted_by_the_next_life_once(tmp_path: Path) -> None:
+    killed = open_log(tmp_path)
+    grown = [line("running", tokens=3), line("running", tokens=5)]
+    ended = line("ended")
+    killed.running.follow(lambda: grown[0])
+    killed.running.follow(lambda: ended)
+    killed.running.follow(lambda: None)
+    killed.running.note()
+    del grown[0]
+    killed.running.note()
+    killed.append(ended)
+    for _ in range(2):  # the second one is killed before it has noted anything
+        log = open_log(tmp_path)
+        assert written(tmp_path) == ["ended", "running"]
+        assert log.used("acme", DAY) == 7 + 5
+    log.running.note()
+    assert log.running.left_over() == []
+    log.close()
+
+
+def test_what_ran_yesterday_stands_under_its_day(tmp_path: Path) -> None:
+    killed = open_log(tmp_path)
+    for request in ("before-midnight", "ended-after-it"):
+        killed.running.follow(partial(line, request))
+    killed.running.note()
+    (tmp_path / "other").mkdir()
+    over_midnight = open_log(tmp_path / "other", NOON_S + DAY_S)
+    over_midnight.append(line("ended-after-it", day=NEXT_DAY))
+    usage_file(tmp_path / "other", NEXT_DAY).rename(usage_file(tmp_path, NEXT_DAY))
+    log = open_log(tmp_path, NOON_S + 2 * DAY_S)
+    assert written(tmp_path) == ["before-midnight"]
+    assert written(tmp_path, NEXT_DAY) == ["ended-after-it"]
+    assert log.used("acme", "2026-12-02") == 0
+
+
+def test_an_answer_that_has_ended_is_not_noted_any_more_and_a_full_disk_keeps_the_note_before(
+    tmp_path: Path,
+) -> None:
+    log = open_log(tmp_path)
+    follow = partial(line, "a")
+    log.running.follow(follow)
+    log.running.note()
+    with room_for(0):
+        log.running.follow(partial(line, "b"))
+        log.running.note()
+    assert [each.request for each in log.running.left_over()] == ["a"]
+    log.running.leave(follow)
+    log.close()
+    assert [each.request for each in log.running.left_over()] == ["b"], "it ran until the end"

@@ -72,12 +72,22 @@ def test_beside_a_local_cluster_its_own_file_is_meant_and_said(
         daemons=[daemon], tenants=str(own) if has_tenants else None,
     )  # fmt: skip
     write_record(record)
-    assert main(["tenant", "add", "acme"]) == 0
     elsewhere = tmp_path / "mooncake" / "tenants.toml"
+    assert main(["tenant", "add", "acme"]) == (0 if has_tenants else 4)
     said = capsys.readouterr().err
-    assert f"written to {own if has_tenants else elsewhere}" in said
-    assert ("anybody may ask it" in said) is not has_tenants
-    assert (own.exists(), elsewhere.exists()) == (has_tenants, not has_tenants)
+    assert (f"written to {own}" in said) is has_tenants
+    assert (f"--file {elsewhere}" in said) is not has_tenants
+    changes = (
+        ["key", "acme"],
+        ["quota", "acme", "--max-requests", "1"],
+        ["price", "m", "--prompt", "1"],
+    )
+    for words in changes:
+        assert main(["tenant", *words]) == (0 if has_tenants else 4)
+    assert main(["tenant", "list"]) == 0, "to look does no harm"
+    assert ("anybody may ask it" in capsys.readouterr().err) is not has_tenants
+    assert (own.exists(), elsewhere.exists()) == (has_tenants, False)
+    assert main(["tenant", "add", "acme", "--file", str(elsewhere)]) == 0
 
 
 def test_what_is_not_there_or_there_already_is_said(
