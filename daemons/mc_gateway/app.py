@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -67,6 +67,7 @@ class GatewayApp:
         self._decodes = ChannelPool(self.loop)
         self._slots = Slots(config.http.max_requests)
         self._server: _Server | None = None
+        self._http_loop: asyncio.AbstractEventLoop | None = None
         self._is_draining = False
 
     def run(self) -> None:
@@ -83,6 +84,15 @@ class GatewayApp:
         self._is_draining = True
         if self._server is not None:
             self._server.should_exit = True
+
+    def in_other_loop(self, action: Callable[[], object]) -> None:
+        """Where HTTP is served; at once before that has begun and after it has ended."""
+        http_loop = self._http_loop
+        if http_loop is None:
+            action()
+            return
+        with contextlib.suppress(RuntimeError):  # it ended meanwhile
+            http_loop.call_soon_threadsafe(action)
 
     def status(self) -> str:
         state = "draining" if self._is_draining else "serving"
@@ -108,6 +118,7 @@ class GatewayApp:
 
     async def _serve(self) -> None:
         settings = self._config.request
+        self._http_loop = asyncio.get_running_loop()
         cluster = Cluster(
             loop=self.loop,
             master=self._link.channel,
@@ -151,6 +162,7 @@ class GatewayApp:
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
+            self._http_loop = None
             for task in jobs:
                 task.cancel()
             preparer.close()

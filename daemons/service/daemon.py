@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from daemons.config.base import Section, load_config
 from daemons.config.changes import changed_keys
@@ -46,6 +46,14 @@ class App(Protocol):
 
     def close(self) -> None:
         """Free everything; after `run` returned."""
+
+
+@runtime_checkable
+class TwoLoops(Protocol):
+    """An App that serves from another loop than `loop`, too: for the watchdog it lives only while both turn."""
+
+    def in_other_loop(self, action: Callable[[], object]) -> None:
+        """Soon, once; never where that loop hangs. Loop thread."""
 
 
 Config = TypeVar("Config", bound=Section)
@@ -115,7 +123,7 @@ def _serve(name: str, app: App) -> int:
 
     watchdog_s = watchdog_interval_s()
     if watchdog_s is not None:
-        app.loop.every(watchdog_s, lambda: notify("WATCHDOG=1"))
+        app.loop.every(watchdog_s, lambda: _tell_watchdog(app))
     app.loop.every(_STATUS_INTERVAL_S, report)
     # What exists now lives as long as the process: keep it out of every later collection.
     gc.collect()
@@ -129,6 +137,16 @@ def _serve(name: str, app: App) -> int:
         app.close()
     log.info("%s ended", name)
     return EXIT_OK
+
+
+def _tell_watchdog(app: App) -> None:
+    def tell() -> None:
+        notify("WATCHDOG=1")
+
+    if isinstance(app, TwoLoops):
+        app.in_other_loop(tell)
+    else:
+        tell()
 
 
 def _install_signals(app: App, reload_config: Callable[[], None]) -> None:

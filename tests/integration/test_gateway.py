@@ -74,6 +74,7 @@ from daemons.protocol.request import (
     Tokens,
 )
 from daemons.rpc import Call, Loop, Server
+from daemons.service.daemon import TwoLoops
 
 MODEL = "tiny"
 NAMESPACE = b"n" * 16
@@ -924,3 +925,15 @@ def test_fuzzed_bodies_are_never_5xx(bench: Bench) -> None:
 
     post()
     wait_for(lambda: bench.app.status().endswith("in_flight=0"))
+
+
+def test_gateway_lives_for_the_watchdog_only_while_http_is_served(bench: Bench) -> None:
+    assert isinstance(bench.app, TwoLoops)
+    goes_on, is_told = threading.Event(), threading.Event()
+    bench.app.in_other_loop(lambda: goes_on.wait(60))
+    bench.app.in_other_loop(is_told.set)
+    try:
+        assert not is_told.wait(0.2)
+    finally:
+        goes_on.set()
+    assert is_told.wait(20)
