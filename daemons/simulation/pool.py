@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
-from daemons.protocol.block import BlockMeta, SealedBlock, Tier
-from daemons.protocol.packed import BlockPlace, SealedBlocks
+from daemons.protocol.block import Tier
+from daemons.protocol.packed import HASH_TYPE, SEALED, BlockKind, BlockPlace, SealedBlocks
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.simulation.lower_tiers import Device, LowerSizes, LowerTiers, sealed_of
@@ -23,12 +26,20 @@ PROMOTE_USES = 2
 MODEL = "simulated"
 _ROOT = BlockHash(b"\xff" * HASH_BYTES)
 """No block's: those of a trace count up from 0."""
-_NAMESPACE = b"simulated"
+_KIND = BlockKind(namespace=b"simulated", model=MODEL)
 
 
 def block_hash(block: int) -> BlockHash:
     """A trace's ids are small numbers; the directory wants hashes."""
     return BlockHash(block.to_bytes(HASH_BYTES, "big"))
+
+
+class _Hashes(dict[int, BlockHash]):
+    """`block_hash` of each block that was asked for, one object each: dicts compare those without a look inside."""
+
+    def __missing__(self, block: int) -> BlockHash:
+        self[block] = found = block_hash(block)
+        return found
 
 
 class SimulatedPool:
@@ -39,6 +50,7 @@ class SimulatedPool:
         self.num_evicted = 0
         self.lower: LowerTiers | None = None
         self._promotion = Promotion(PROMOTE_USES)
+        self._hashes = _Hashes()
         self.capacity_blocks = max(1, node_tokens // BLOCK_TOKENS)
         self.used_blocks = dict.fromkeys(nodes, 0)
         for node in nodes:
@@ -50,7 +62,7 @@ class SimulatedPool:
             self.lower = LowerTiers(self.directory, list(self.used_blocks), sizes, device_of)
 
     def hashes(self, blocks: Sequence[int]) -> list[BlockHash]:
-        return [block_hash(block) for block in blocks]
+        return list(map(self._hashes.__getitem__, blocks))
 
     def store(self, node: NodeId, blocks: Sequence[int], first: int, *, now_s: float) -> None:
         """Blocks [first, end) of a prompt are in the node's memory from now on; older ones make room."""
@@ -60,16 +72,15 @@ class SimulatedPool:
         self, node: NodeId, blocks: Sequence[int], depths: Sequence[int], *, now_s: float
     ) -> None:
         """Those at these depths."""
-        sealed = [self._sealed(blocks, depth) for depth in depths]
         # In parts that a full node can hold beside what it evicts for them.
         size = max(1, int(self.capacity_blocks * EVICT_FRACTION))
-        for start in range(0, len(sealed), size):
-            part = sealed[start : start + size]
+        for start in range(0, len(depths), size):
+            part = depths[start : start + size]
             self._make_room(node, len(part), now_s)
             if self.used_blocks[node] + len(part) > self.capacity_blocks:
                 return  # all that is left is leased
-            packed = SealedBlocks.pack(part)
-            self.used_blocks[node] += len(self.directory.record_sealed(node, packed, now_s=now_s))
+            sealed = _sealed(blocks, part)
+            self.used_blocks[node] += len(self.directory.record_sealed(node, sealed, now_s=now_s))
 
     def promote(
         self, node: NodeId, blocks: Sequence[int], depths: Sequence[int], *, now_s: float
@@ -78,7 +89,7 @@ class SimulatedPool:
         has_room = self.used_blocks[node] + len(depths) <= HIGH_WATERMARK * self.capacity_blocks
         kept = []
         for depth in depths:
-            name = block_hash(blocks[depth])
+            name = self._hashes[blocks[depth]]
             self._promotion.use(name)
             if self._promotion.admits(name, has_room=has_room):
                 kept.append(depth)
@@ -118,19 +129,28 @@ class SimulatedPool:
         self.used_blocks[node] -= len(freed)
         self.num_evicted += len(freed)
 
-    def _sealed(self, blocks: Sequence[int], depth: int) -> SealedBlock:
-        """Every block counts as one byte: only their number matters."""
-        meta = BlockMeta(
-            hash=block_hash(blocks[depth]),
-            parent=block_hash(blocks[depth - 1]) if depth else _ROOT,
-            namespace=_NAMESPACE,
-            depth=depth,
-            num_tokens=BLOCK_TOKENS,
-            model=MODEL,
-        )
-        return SealedBlock(
-            meta=meta, offset=0, length=1, trailer_bytes=0, version=1, seal_checksum=0, num_layers=1
-        )
+
+def _sealed(blocks: Sequence[int], depths: Sequence[int]) -> SealedBlocks:
+    """Every block counts as one byte: only their number matters."""
+    depth = np.array(depths, np.int64)
+    ids = np.array(blocks, np.int64)
+    records = np.zeros(len(depth), SEALED)
+    location = records["location"]
+    location["hash"] = _hash_column(ids[depth])
+    location["length"] = location["version"] = location["num_layers"] = 1
+    records["parent"] = _hash_column(ids[depth - 1])
+    records["parent"][depth == 0] = np.void(_ROOT)
+    records["depth"] = depth
+    records["num_tokens"] = BLOCK_TOKENS
+    return SealedBlocks(rows=records.tobytes(), kinds=[_KIND])
+
+
+def _hash_column(ids: NDArray[np.int64]) -> NDArray[np.void]:
+    """What `block_hash` makes of each."""
+    halves = np.zeros((len(ids), HASH_BYTES // 8), ">u8")
+    halves[:, -1] = ids
+    column: NDArray[np.void] = halves.view(HASH_TYPE)[:, 0]
+    return column
 
 
 def _region() -> RegionRef:

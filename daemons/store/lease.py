@@ -29,16 +29,10 @@ class LeaseTable:
         self.used_s.values[rows] = now_s
         until_s[rows] = np.maximum(until_s[rows], now_s + lease_s)
 
-    def raise_to(self, row: int, *, used_s: float, until_s: float) -> bool:
-        """At least as recent and as long leased as given; False when it already was."""
-        changed = False
-        if self.used_s.values.item(row) < used_s:
-            self.used_s.values[row] = used_s
-            changed = True
-        if self.until_s.values.item(row) < until_s:
-            self.until_s.values[row] = until_s
-            changed = True
-        return changed
+    def raise_all(self, rows: Rows, *, used_s: float) -> None:
+        """At least as recent as given."""
+        used = self.used_s.values
+        used[rows] = np.maximum(used[rows], used_s)
 
     def has(self, row: int, *, used_s: float, until_s: float) -> bool:
         """Whether it is at least as recent and as long leased as given."""

@@ -69,9 +69,9 @@ class PinTable:
         if any(block_hash in self.pins or block_hash in self._gaps for block_hash in hashes):
             self._change()
 
-    def replica_added(self, row: int) -> None:
-        """Another node has it, too."""
-        if row in self._held:
+    def replicas_added(self, rows: Rows) -> None:
+        """Another node has these, too."""
+        if self._held and not self._held.keys().isdisjoint(rows.tolist()):
             self.num_changes += 1
 
     def blocks_removed(self, rows: Rows) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import MAX_REPLICAS, Tier
@@ -52,12 +53,8 @@ class Recording:
         if first:
             self._record_new(number, sealed.part(first), list(fresh), now_s)
         is_first = set(first)
-        more = [
-            index
-            for index in range(len(hashes))
-            if index not in is_first and self._record_known(number, sealed, index, now_s)
-        ]
-        return sealed.part(first + more)
+        again = [index for index in range(len(hashes)) if index not in is_first]
+        return sealed.part(first + self._record_known(number, sealed, again, now_s))
 
     def record_freed(
         self, node: NodeId, hashes: Sequence[BlockHash], *, tier: Tier = "dram"
@@ -141,32 +138,56 @@ class Recording:
         for row in tables.blocks.starts(rows).tolist():
             tables.touch_parents(row, now_s, 0.0)
 
-    def _record_known(self, number: int, sealed: SealedBlocks, index: int, now_s: float) -> bool:
-        """Whether it is new in this slot."""
+    def _record_known(
+        self, number: int, sealed: SealedBlocks, indexes: Sequence[int], now_s: float
+    ) -> list[int]:
+        """Of blocks that are somewhere; returns those that are new in this slot."""
+        tables, columns = self._tables, sealed.columns()
+        locations, wanted = columns["location"], columns["wanted"]
+        row_by_hash = tables.blocks.row_by_hash
+        hashes = locations["hash"][indexes].tolist()
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for index, key, count in zip(indexes, hashes, wanted[indexes].tolist(), strict=True):
+            row = row_by_hash[key]
+            if count and not tables.blocks.wanted.values[row]:
+                # What was asked for here is newer than what a node remembers.
+                tables.blocks.want(row, min(count, MAX_REPLICAS))
+            if index in sealed.named:
+                tables.blocks.name(row, sealed.named[index])
+            held = tables.on_slot(row, number)
+            if held != NO_ROW:
+                tables.replicas.replace(held, locations[index : index + 1])
+                continue
+            first.setdefault(row, index)
+            last[row] = index
+        new = list(first.values())
+        if new:
+            rows = np.array(list(first), np.intp)
+            if tables.slots[number].tier == "dram":
+                # What is older is a copy, announced again, or moved down: no use of it.
+                self._touch(rows[columns["age_ms"][new] < FRESH_MS], now_s)
+            self._add_replicas(number, rows, locations[list(last.values())])
+        return new
+
+    def _touch(self, rows: Rows, now_s: float) -> None:
+        """Blocks that were computed or copied just now, and all before them."""
         tables = self._tables
-        record = sealed.columns()[index : index + 1]
-        location = record["location"]
-        row = tables.blocks.row_by_hash[location["hash"].item()]
-        wanted = record["wanted"].item()
-        if wanted and not tables.blocks.wanted.values[row]:
-            # What was asked for here is newer than what a node remembers.
-            tables.blocks.want(row, min(wanted, MAX_REPLICAS))
-        if index in sealed.named:
-            tables.blocks.name(row, sealed.named[index])
-        held = tables.on_slot(row, number)
-        if held != NO_ROW:
-            tables.replicas.replace(held, location)
-            return False
+        tables.leases.raise_all(rows, used_s=now_s)
+        # The block before one of these rows may be the row before it, which was touched just now; its heat was not.
+        for row in (tables.blocks.starts(rows) if tables.heat is None else rows).tolist():
+            tables.touch_parents(row, now_s, 0.0)
+
+    def _add_replicas(self, number: int, rows: Rows, locations: NDArray[np.void]) -> None:
+        """Of blocks that have replicas elsewhere, each once."""
+        tables = self._tables
         if tables.away:
-            tables.away.pop(tables.blocks.hash_of(row), None)
-        tables.pins.replica_added(row)
-        if record["age_ms"].item() < FRESH_MS and tables.slots[number].tier == "dram":
-            # Else a copy, announced again, or moved down: no use of it.
-            tables.touch_chain(row, now_s, 0.0)
-        [replica] = tables.replicas.add_all(number, np.array([row], np.intp), location)
-        tables.replicas.next.values[replica] = tables.blocks.head.values[row]
-        tables.blocks.head.values[row] = replica
-        return True
+            for row in rows.tolist():
+                tables.away.pop(tables.blocks.hash_of(row), None)
+        tables.pins.replicas_added(rows)
+        replicas, heads = tables.replicas.add_all(number, rows, locations), tables.blocks.head
+        tables.replicas.next.values[replicas] = heads.values[rows]
+        heads.values[rows] = replicas
 
     def _free_one(self, number: int, block_hash: BlockHash) -> bool:
         tables = self._tables

@@ -71,17 +71,15 @@ class Tables:
 
     def on_slot(self, row: int, number: int) -> int:
         """The block's replica there, or NO_ROW."""
-        slot_of = self.replicas.slot.values
-        return next((r for r in self.chain(row) if slot_of.item(r) == number), NO_ROW)
+        slot_of, following = self.replicas.slot.values, self.replicas.next.values
+        replica = self.blocks.head.values.item(row)
+        while replica != NO_ROW and slot_of.item(replica) != number:
+            replica = following.item(replica)
+        return replica
 
     def replica_on(self, number: int, block_hash: BlockHash) -> int:
         row = self.blocks.row_by_hash.get(block_hash)
         return NO_ROW if row is None else self.on_slot(row, number)
-
-    def touch_chain(self, row: int, now_s: float, until_s: float) -> None:
-        """A block and all before it are at least so recent and so long leased."""
-        self.leases.raise_to(row, used_s=now_s, until_s=until_s)
-        self.touch_parents(row, now_s, until_s)
 
     def touch_parents(self, row: int, now_s: float, until_s: float) -> None:
         """Ends at the first ancestor that needs nothing: those above it were touched with it."""

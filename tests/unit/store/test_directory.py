@@ -414,6 +414,25 @@ def test_what_is_written_to_a_lower_tier_is_no_more_recent_for_it() -> None:
     assert made.victims(N0, LENGTH, now_s=4, tier="ssd") == [old[5]]
 
 
+def test_a_copy_that_one_report_names_twice_is_one_and_where_it_was_said_last() -> None:
+    made, blocks = directory(N0, N1), sealed(CHAINS[0])
+    made.record_sealed(N0, SealedBlocks.pack(blocks), now_s=0)
+    again = [msgspec.structs.replace(block, offset=block.offset + 10_000) for block in blocks]
+    mixed = SealedBlocks.pack([*blocks[2:], *sealed(CHAINS[1]), *again[4:], *blocks[:1]])
+    new = made.record_sealed(N1, mixed, now_s=5)
+    assert new.hashes() == [*CHAINS[1], *CHAINS[0][2:], CHAINS[0][0]]
+    assert made.num_blocks_on(N1, "dram") == 11
+    on_n1 = [
+        each.offset
+        for replicas in made.locate(CHAINS[0], now_s=5, lease_s=0).unpack()
+        for each in replicas
+        if each.node == N1
+    ]
+    assert on_n1 == [0, 200, 300, 10_400, 10_500]
+    used_s = made.leases.used_s.values[made.blocks.find_all(CHAINS[0])]
+    assert used_s.tolist() == [5] * 6, "also of the one whose followers were copied"
+
+
 def test_child_sealed_late_keeps_its_parents() -> None:
     made = directory()
     hashes, other = chain(1), chain(2)

@@ -23,12 +23,13 @@ def test_reused_row_starts_without_a_lease() -> None:
     assert table.used_s.values[0] == 2
 
 
-def test_raise_to_says_whether_anything_changed() -> None:
+def test_raised_rows_are_never_less_recent_than_before() -> None:
     table = LeaseTable()
-    table.add_all(np.array([0]), now_s=5)
-    assert table.raise_to(0, used_s=6, until_s=0)
-    assert not table.raise_to(0, used_s=6, until_s=0)
-    assert table.raise_to(0, used_s=1, until_s=9)
+    rows = np.array([0, 1])
+    table.add_all(rows[:1], now_s=5)
+    table.add_all(rows[1:], now_s=7)
+    table.raise_all(rows, used_s=6)
+    assert table.used_s.values[rows].tolist() == [6, 7]
 
 
 def test_rows_far_apart_can_be_added() -> None:
