@@ -49,7 +49,7 @@ from mcctl.cluster.sigterm import SigtermTrap
 from mcctl.cluster.spawning import EXIT_CONFIG, config_path, last_words, log_path, spawn
 
 Progress = Callable[[str], object]
-READY_TIMEOUT_S: Final = 180.0
+READY_TIMEOUT_S: Final = 300.0
 _POLL_S: Final = 0.05
 
 

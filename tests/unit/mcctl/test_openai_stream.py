@@ -130,3 +130,11 @@ def test_no_gateway_is_one_line() -> None:
         pytest.raises(Unavailable, match="no gateway at"),
     ):
         client.models()
+
+
+def test_certificates_are_checked_but_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified: list[object] = []
+    monkeypatch.setattr(httpx, "Client", lambda **given: verified.append(given["verify"]))
+    for url in ("http://h:8000/", "https://h", "HTTPS://h"):
+        OpenAiClient(url)
+    assert verified == [False, True, True]
