@@ -92,7 +92,9 @@ def until_ready(
             )
         progress(text)
         if time.monotonic() >= deadline_s:
-            raise Unavailable(f"not ready within {timeout_s:g} s: {text}")
+            raise Unavailable(
+                f"not ready within {timeout_s:g} s: {text}; mcctl status says what that means"
+            )
         time.sleep(POLL_S)
 
 

@@ -223,7 +223,10 @@ def _source(path: Path) -> Iterator[Path]:
                         _copy(source, file)
             yield directory
     except (OSError, tarfile.TarError) as error:
-        raise ConfigError(f"{path}: it cannot be read as an export: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{path}: it cannot be read as an export: {why}; name what mcctl cache export wrote"
+        ) from None
 
 
 def _read_index(directory: Path) -> ArchiveIndex:

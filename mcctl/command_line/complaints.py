@@ -33,11 +33,16 @@ def next_step(error: McError, settings: Settings) -> str:
     if "before a word was said" in error.message and settings.key_file and not settings.master_key:
         return "; --master-key is missing: --key-file needs the public key of the master beside it"
     if re.search(f"{DEFAULT_ENDPOINT} (does|did) not answer", error.message):
-        end = "" if error.message.endswith("?") else ";"
-        return f"{end} `mcctl cluster up` starts a cluster here, --endpoint names the master of another"
+        return f"{_end(error)} `mcctl cluster up` starts a cluster here, --endpoint names the master of another"
     if error.message.startswith(f"no gateway at {DEFAULT_URL};"):
         return ", `mcctl cluster up` starts a cluster here"
+    if re.search(r"(does|did) not answer", error.message) and settings.local_cluster is not None:
+        return f"{_end(error)} `mcctl cluster status` says what has ended, `mcctl cluster restart` starts it"
     return ""
+
+
+def _end(error: McError) -> str:
+    return "" if error.message.endswith("?") else ";"
 
 
 def unforeseen(error: Exception) -> int:
@@ -91,7 +96,8 @@ def _for_example(error: Any, context: Any) -> str:
     if param is not None and not is_missing:
         return ""
     examples = examples_in(context.command.help)
-    named = [each for each in examples if is_missing and set(param.opts) & set(each.split())]
+    wanted = set(param.opts) if param is not None else set()
+    named = [each for each in examples if wanted & set(each.split())]
     return "".join(f" For example: `{each}`." for each in [*named, *examples][:1])
 
 
@@ -108,7 +114,7 @@ def with_context(parse: Callable[[Any, list[str]], Any]) -> Callable[[Any, list[
             return parse(context, words)
         except Exception as error:
             if getattr(error, "ctx", context) is None:
-                error.ctx = context  # type: ignore[attr-defined] - of every usage error
+                vars(error)["ctx"] = context
             raise
 
     return parse_args

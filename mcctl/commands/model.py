@@ -77,7 +77,7 @@ def convert(
     Example: mcctl model convert Qwen3-0.6B.Q8_0.gguf /srv/models/Qwen3-0.6B
     """
     if not gguf.is_file():
-        raise NotFound(f"no file {gguf}")
+        raise NotFound(f"no file {gguf}; name a GGUF file")
     target = (directory or paths.models_dir() / gguf.name.split(".")[0]).absolute()
     if model_store.is_complete(target):
         raise Conflict(f"{target} holds a model already; remove it or choose another directory")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from daemons.client.cluster import ClusterClient
+from daemons.core.errors import Unavailable
 from daemons.core.units import format_count, format_duration, format_usage
 from mcctl import render
 from mcctl.commands import new_app
@@ -42,38 +43,58 @@ def top(
     """
     settings = settings_of(context)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
-        frames = _frames(client, interval, count)
-        if settings.output == "json":
-            for shown in frames:
-                render.emit_json_line(shown)
-        elif settings.output == "plain" or not sys.stdout.isatty():
-            for shown in frames:
-                _print(shown)
-        else:
+        frames = look_again(client, interval, count)
+        if settings.output == "table" and sys.stdout.isatty():
             _draw(frames)
+            return
+        for shown in frames:
+            if isinstance(shown, Unavailable):
+                render.complain(shown.message)
+            elif settings.output == "json":
+                render.emit_json_line(shown)
+            else:
+                _print(shown)
 
 
-def _frames(client: ClusterClient, interval_s: float, count: int | None) -> Iterator[Frame]:
-    """A master that goes away ends it, as every other verb."""
+def look_again(
+    client: ClusterClient, interval_s: float, count: int | None
+) -> Iterator[Frame | Unavailable]:
+    """A master that goes away in between is said and waited for, unless frames are counted."""
     before: Look | None = None
     number = 0
     while count is None or number < count:
         if number:
             time.sleep(interval_s)
-        now = Look(time.monotonic(), client.nodes(), client.cache_stat(), client.requests(_RECENT))
+        try:
+            now = Look(
+                time.monotonic(), client.nodes(), client.cache_stat(), client.requests(_RECENT)
+            )
+        except Unavailable as error:
+            if number == 0 or count is not None:
+                raise
+            yield error
+            before = None  # the next one counts from nothing
+            continue
         yield frame(now, before)
         before = now
         number += 1
 
 
-def _draw(frames: Iterator[Frame]) -> None:
-    """On a screen of its own, which Ctrl-C leaves as it was."""
+def _draw(frames: Iterator[Frame | Unavailable]) -> None:
+    """On a screen of its own, which Ctrl-C leaves as it was. While the master is away the last picture stays."""
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
     target = render.console()
+    drawn: RenderableType = ""
     with Live(console=target, auto_refresh=False, screen=True) as live:
         for shown in frames:
-            live.update(picture(shown, target), refresh=True)
+            if isinstance(shown, Unavailable):
+                live.update(Group(Text(f"AWAY: {shown.message}", "bold red"), drawn), refresh=True)
+                continue
+            drawn = picture(shown, target)
+            live.update(drawn, refresh=True)
 
 
 def _print(shown: Frame) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from kit.daemon import free_port
 
+from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.base import Ok
@@ -67,7 +68,9 @@ from daemons.rpc import Loop, Subscriber, SyncClient
 from daemons.service.device_reports import DeviceReports, Instance
 from daemons.service.master_link import MasterLink
 from daemons.store.names import COUNTER_BITS
+from mcctl.commands.top import look_again
 from mcctl.main import main
+from mcctl.views.top import Frame
 
 pytestmark = pytest.mark.timeout(60)
 NAMESPACE = b"n" * 16
@@ -894,8 +897,12 @@ def test_killed_master_comes_back_one_life_later_and_is_told_everything(
     cache, prefill, decode = trio(nodes)
     cache.seal(chain(7))
     wait_blocks(client, loop, 7)
+    operator = ClusterClient(master.endpoint, 1.0)
+    frames = look_again(operator, 0.05, None)
+    assert next(frames).incarnation == 1  # type: ignore[union-attr]
     assert master.stop(signal.SIGKILL) == -signal.SIGKILL
     assert loop.run_until(lambda: not cache.link.is_joined, 20)
+    assert isinstance(next(frames), Unavailable)
     master.start()
     began_s = time.monotonic()
     everyone = (cache, prefill, decode)
@@ -906,6 +913,8 @@ def test_killed_master_comes_back_one_life_later_and_is_told_everything(
     hello = client.request(Hello())
     assert isinstance(hello, HelloReply)
     assert hello.incarnation == 2
+    with operator:  # mcctl top has waited for it
+        assert next(each for each in frames if isinstance(each, Frame)).incarnation == 2
     plan = ask(client, loop, schedule(chain(7)), Plan)
     assert isinstance(plan, Plan)
     assert plan.incarnation == 2

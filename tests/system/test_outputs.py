@@ -1,5 +1,6 @@
 """On a real cluster: verbs print as JSON what their schemas say, and daemons export what the dashboard asks for."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,16 @@ class Prints:
         self.seen.add(verb)
         return values if printed.is_stream else values[0]
 
+    def rows_in_80_columns(self, verb: str, *arguments: str) -> list[str]:
+        """The lines of its table in a narrow terminal."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", "80")
+            assert main([*verb.split(), *arguments, "--endpoint", self._endpoint]) == 0
+        lines = self._capsys.readouterr().out.splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        _, *rows = itertools.dropwhile(lambda line: "\u2500" not in line, lines)
+        return list(itertools.takewhile(str.strip, rows))
+
 
 def of_requests(prints: Prints, cluster: LocalCluster, model: Path) -> None:
     text = "keep the light burning " * 12
@@ -104,6 +115,11 @@ def of_requests(prints: Prints, cluster: LocalCluster, model: Path) -> None:
     assert prints("request show", request["request_id"][:8])["prefill"] == "prefill"
     located = prints("cache locate", "--prompt", text, "--model-path", str(model))
     assert located["matched_tokens"] >= 64
+    rows = prints.rows_in_80_columns("cache locate", "--prompt", text, "--model-path", str(model))
+    assert len(rows) == len(located["blocks"])
+    for row, block in zip(rows, located["blocks"], strict=True):
+        assert block["hash"][:8] in row
+        assert not block["replicas"] or "cachenode" in row
 
 
 def of_the_cluster(prints: Prints, cluster: LocalCluster) -> None:
@@ -123,7 +139,12 @@ def of_the_cluster(prints: Prints, cluster: LocalCluster) -> None:
 
 
 def of_blocks(prints: Prints) -> None:
-    block = prints("cache list")["blocks"][0]["meta"]["hash"]
+    listed = [block["meta"]["hash"] for block in prints("cache list")["blocks"]]
+    rows = prints.rows_in_80_columns("cache list")
+    hashes = [row.split()[0] for row in rows]
+    assert set(hashes) >= set(listed), "a line a block, its hash in one piece"
+    assert all(len(each) == 32 for each in hashes)
+    block = listed[0]
     prints("cache show", block)
     prints("cache stat")
     prints("cache flush", "--wait")

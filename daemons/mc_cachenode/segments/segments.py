@@ -260,7 +260,10 @@ class Segments:
             return self._state_of(failed[0], "leaving")
         stored = self._storage.added.get(number)
         if stored is None:
-            what = "is still being allocated" if number in self._allocating else "is not lent"
+            is_coming = number in self._allocating
+            what = (
+                "is still being allocated" if is_coming else "is not lent; see mcctl segment list"
+            )
             raise NotFound(f"segment {number} of node {self._parts.node} {what}")
         if number not in self._leaving:
             self._check_pinned(stored.segment)

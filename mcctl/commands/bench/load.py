@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from daemons.core.errors import NotFound
 from daemons.simulation.outcome import Objectives
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
@@ -110,4 +111,6 @@ def _requests(source: str, rate: float, limit: int, seed: int) -> list[TraceRequ
     """`rate` as in `mcctl simulate`."""
     if source in WORKLOADS:
         return generate(WorkloadPlan(source, limit, rate, seed))
+    if not Path(source).exists():
+        raise NotFound(f"trace {source}: no such file, nor made-up traffic: {', '.join(WORKLOADS)}")
     return at_rate(read_trace(Path(source), limit=limit), rate)

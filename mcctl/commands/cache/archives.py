@@ -39,6 +39,8 @@ def export(
     settings = settings_of(context)
     with open_store(settings, namespace) as store, render.progress("exporting") as progress:
         index = export_objects(store, path, progress)
+    if not index.objects:
+        render.note(f"namespace {namespace!r} is empty; --namespace names another")
     num_bytes = sum(entry.num_bytes for entry in index.objects)
     _emit_archive(settings, path, len(index.objects), num_bytes)
 

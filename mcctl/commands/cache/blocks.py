@@ -97,7 +97,7 @@ def show(
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         found = list(client.blocks(chosen, _DETAIL_LIMIT))
         if not found:
-            raise NotFound(f"no block {block} in the pool")
+            raise NotFound(f"no block {block} in the pool; mcctl cache list shows those that are")
         if len(found) > 1:
             raise Conflict(f"several blocks begin with {block}; give more digits")
         replicas = client.locate([found[0].meta.hash])[0]

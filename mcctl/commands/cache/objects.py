@@ -145,7 +145,7 @@ def get(
         else:
             value = store.get(name_of(name))
     if value is None:
-        raise NotFound(f"no object {shown(name_of(name))!r} in namespace {namespace!r}")
+        raise NotFound(f"no object {shown(name_of(name))!r} {_elsewhere(namespace)}")
     if out is None:
         sys.stdout.buffer.write(value)
         return
@@ -184,7 +184,7 @@ def remove(
     else:
         render.emit_line(f"{format_count(len(result.deleted), 'object')} deleted")
     if result.missing:
-        raise NotFound(f"not there: {', '.join(result.missing)}")
+        raise NotFound(f"no object {', '.join(result.missing)} {_elsewhere(namespace)}")
 
 
 def list_objects(settings: Settings, namespace: str, prefix: str, limit: int) -> None:
@@ -229,7 +229,7 @@ def stat_object(settings: Settings, namespace: str, name: str) -> None:
     with open_store(settings, namespace) as store:
         found = store.stat(name_of(name))
     if found is None:
-        raise NotFound(f"no object {shown(name_of(name))!r} in namespace {namespace!r}")
+        raise NotFound(f"no object {shown(name_of(name))!r} {_elsewhere(namespace)}")
     if settings.output == "json":
         render.emit_json(
             ObjectResult(
@@ -269,3 +269,10 @@ def _facts(found: ObjectStat) -> list[tuple[str, str]]:
     if found.dtype:
         facts.append(("array", f"{found.kind} {found.dtype} {list(found.shape)}"))
     return facts
+
+
+def _elsewhere(namespace: str) -> str:
+    """Behind what is not there: where one looks, and with what. Without --namespace it is one like any other."""
+    return (
+        f"in namespace {namespace!r}; mcctl cache list --namespace {namespace!r} shows those there"
+    )

@@ -96,7 +96,7 @@ def _hashes(client: ClusterClient, texts: Sequence[str]) -> list[BlockHash]:
             continue
         found = list(client.blocks(BlockFilter(hash_prefix=digits), 2))
         if not found:
-            raise NotFound(f"no block {text} in the pool")
+            raise NotFound(f"no block {text} in the pool; mcctl cache list shows those that are")
         if len(found) > 1:
             raise Conflict(f"several blocks begin with {text}; give more digits")
         hashes.append(found[0].meta.hash)

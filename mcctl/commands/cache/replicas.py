@@ -55,7 +55,7 @@ def replicate(
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         reply = _copied(lambda: client.replicate_blocks(chosen, count, nodes), wait)
     if not reply.num_blocks:
-        raise NotFound("no block matches")
+        raise NotFound("no block matches; mcctl cache list, with the same flags, shows which do")
     if settings.output == "json":
         render.emit_json(reply)
         return

@@ -9,6 +9,7 @@ from daemons.config.forms import complaint
 from daemons.config.tenants import Tenant, TenantFile, read_tenants
 from daemons.core.errors import Conflict
 from daemons.protocol.tenant import PoolUsage
+from mcctl import render
 from mcctl.commands import check_size_if_given
 from mcctl.commands.tenant.listing import ListedTenant, show_tenants
 from mcctl.commands.tenant.tenants_file import (
@@ -63,6 +64,8 @@ def list_tenants(context: typer.Context, file: File = None) -> None:
     Example: mcctl tenant list --output json
     """
     path = tenants_path(context, file)
+    if not path.exists():
+        render.note(f"{path} is not there: nobody is in it; mcctl tenant add NAME writes it")
     tenants = read_tenants(path) if path.exists() else TenantFile()
     pool = tenant_pool.by_tenant(settings_of(context))
     show_tenants(context, tenants, pool=pool, title=f"tenants in {path}")
