@@ -4,15 +4,19 @@ Python between two large copies finds its own data thrown out by them, and takes
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import xxhash
 
 from daemons.client.objects.format import FOOTER_BYTES, Footer, parse_footer
+from daemons.core.units import KIB
 from daemons.protocol.block import BlockLocation
 from daemons.store.seal import BadSeal, parse_trailer
 from daemons.transfer import ByteArray, TransferEngine
+
+
+_STEP_BYTES: Final = 256 * KIB
 
 
 class _Piece(NamedTuple):
@@ -31,29 +35,35 @@ def read_near(
     """The footer of each value that is in its target now, verified; None: read it in the usual way."""
     footers: list[Footer | None] = [None] * len(wanted)
     pieces: list[_Piece] = []
-    alive: dict[int, Callable[[], bool]] = {}
+    mapped: dict[tuple[int, int], tuple[ByteArray, Callable[[], bool]] | None] = {}
     for index, (at, target) in enumerate(wanted):
-        near = engine.mapped(at.region)
+        region = at.region.address.epoch, at.region.region_id
+        if region not in mapped:
+            mapped[region] = engine.mapped(at.region)
+        near = mapped[region]
         if near is None:
             continue
         try:
             footers[index] = _prepare(index, at, target, near[0], pieces)
         except BadSeal:
             continue
-        alive[at.region.address.epoch] = near[1]
     for index, part, source, behind, checksum in pieces:
-        np.copyto(part, source)
-        if behind.nbytes:
-            digest = xxhash.xxh3_64(part.data)
-            digest.update(behind.data)
-            found = digest.intdigest()
-        else:
-            found = xxhash.xxh3_64_intdigest(part.data)
-        if found != checksum:
+        if _copy_and_hash(part, source, behind) != checksum:
             footers[index] = None
-    if not all(is_there() for is_there in alive.values()):
+    if not all(near[1]() for near in mapped.values() if near is not None):
         return [None] * len(wanted)
     return footers
+
+
+def _copy_and_hash(part: ByteArray, source: ByteArray, behind: ByteArray) -> int:
+    """Of what is in `part` now and what lies `behind` it: each step is hashed while the CPU's cache has it."""
+    digest = xxhash.xxh3_64()
+    for start in range(0, source.nbytes, _STEP_BYTES):
+        step = part[start : start + _STEP_BYTES]
+        np.copyto(step, source[start : start + _STEP_BYTES])
+        digest.update(step.data)
+    digest.update(behind.data)
+    return digest.intdigest()
 
 
 def _prepare(

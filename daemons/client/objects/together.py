@@ -57,11 +57,16 @@ class Together:
     ) -> Brought:
         """Values of `indexes` that are in their targets now, or in memory of their own without `targets`."""
         asked, near = [], []
+        is_mapped: dict[tuple[int, int], bool] = {}
         for index in indexes:
             each = found[index]
             if not isinstance(each, Found) or each.places[0].location.tier != "dram":
                 continue
-            if self._engine.mapped(each.places[0].location.region) is None:
+            region = each.places[0].location.region
+            key = region.address.epoch, region.region_id
+            if key not in is_mapped:
+                is_mapped[key] = self._engine.mapped(region) is not None
+            if not is_mapped[key]:
                 asked.append((index, each))
             elif targets is not None:
                 near.append((index, each.places[0].location, targets[index]))
