@@ -4,14 +4,16 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Literal, NamedTuple
 
-from daemons.core.errors import McError, Unavailable
+from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.transfer.transports.base import Cancelled, NotOver, ReadBatch, WriteBatch
 
 _NUM_WORKERS = 4
+_MAX_SUBMITTED = 1024
+"""Lists that wait or run; who submits more waits for some of them first."""
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
@@ -76,18 +78,24 @@ class Handle:
 
     def slices(self) -> list[SliceStatus]:
         """Of all batches, in order. A WRITE that was given up is "running" until its path is closed."""
-        is_over = self.is_over
+        is_done, is_over = self.future.done(), self.is_over
         return [
-            part._replace(state="running")
-            if part.state in ("failed", "cancelled") and not is_over
-            else part
+            part._replace(state=self._state(part.state, is_done, is_over))
             for batch in self._batches
             for part in batch.slices()
         ]
 
+    def _state(self, state: State, is_done: bool, is_over: bool) -> State:
+        if state in ("failed", "cancelled") and not is_over:
+            return "running"
+        if is_done and state in ("waiting", "running"):  # it never began, or a callback raised
+            return "cancelled" if self.future.cancelled() else "failed"
+        return state
+
     def cancel(self) -> None:
-        """Ask it to stop; `wait` then raises Cancelled, unless it was done before."""
+        """Ask it to stop; `wait` then raises Cancelled, unless it was done before. What waits ends at once."""
         self._cancelled.set()
+        self.future.cancel()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Raise what went wrong; `Unavailable` when it still runs after `timeout_s`."""
@@ -95,16 +103,20 @@ class Handle:
             self.future.result(timeout_s)
         except FutureTimeoutError as error:
             raise Unavailable(f"transfer still runs after {timeout_s:g} s") from error
+        except CancelledError as error:
+            raise Cancelled(
+                "the transfer was cancelled, or its engine closed, before it began"
+            ) from error
 
     def fence(self, timeout_s: float) -> bool:
         """Wait until it is over; False when a target has still not closed its side of a given-up WRITE."""
         deadline_s = time.monotonic() + timeout_s
-        if not self.future.done():
-            try:
-                self.future.exception(timeout_s)
-            except FutureTimeoutError:
-                return False
-        error = self.future.exception(0)
+        try:
+            error = self.future.exception(timeout_s)
+        except FutureTimeoutError:
+            return False
+        except CancelledError:
+            return True
         if not isinstance(error, NotOver):
             return True
         return error.path.wait_closed(max(0.0, deadline_s - time.monotonic()))
@@ -117,9 +129,11 @@ class Submissions:
         self._run = run
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
+        self._num_submitted = 0
+        self._is_closed = False
 
     def submit(self, batches: Sequence[ReadBatch | WriteBatch]) -> Handle:
-        """One after the other, up to the first that fails."""
+        """One after the other, up to the first that fails. Raises Exhausted, and Unavailable once closed."""
         cancelled = threading.Event()
         statuses = [BatchStatus(batch) for batch in batches]
         mine = [
@@ -127,19 +141,28 @@ class Submissions:
             for batch, status in zip(batches, statuses, strict=True)
         ]
         handle = Handle(statuses, cancelled)
-        handle.future = self._started().submit(run_in_order, self._run, mine, statuses, cancelled)
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("this Transfer Engine is closed")
+            if self._num_submitted >= _MAX_SUBMITTED:
+                raise Exhausted(f"{_MAX_SUBMITTED} submitted transfers are not done; wait for some")
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="mc-transfer")
+            handle.future = self._workers.submit(run_in_order, self._run, mine, statuses, cancelled)
+            self._num_submitted += 1
+        handle.future.add_done_callback(self._ended)
         return handle
 
     def close(self) -> None:
         """Waits for what runs; what has not begun never does."""
+        with self._lock:
+            self._is_closed = True
         if self._workers is not None:
             self._workers.shutdown(cancel_futures=True)
 
-    def _started(self) -> ThreadPoolExecutor:
+    def _ended(self, _: Future[None]) -> None:
         with self._lock:
-            if self._workers is None:
-                self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="mc-transfer")
-            return self._workers
+            self._num_submitted -= 1
 
 
 def run_in_order(

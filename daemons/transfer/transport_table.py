@@ -65,6 +65,7 @@ class TransportTable:
         topology: Callable[[], Topology],
     ) -> None:
         schemes, credential = settings.schemes, settings.credential
+        self._is_closed = False
         self._epoch = settings.epoch
         self._topology = topology
         self._shm = ShmTransport(host_id(), regions, credential) if "shm" in schemes else None
@@ -117,6 +118,7 @@ class TransportTable:
 
     def run(self, batch: ReadBatch | WriteBatch) -> None:
         """On return all of it has been moved, and its message delivered."""
+        self._check_open()
         batch.check()
         message, address = batch.notify, batch.region.address
         if message is not None and len(message) > MAX_MESSAGE_BYTES:
@@ -172,6 +174,7 @@ class TransportTable:
 
     def pin(self, region: RegionRef, timeout_s: float) -> tuple[ShmPeer, ByteArray]:
         """A peer's mapped region, kept by its owner until the peer is told to `unpin` it."""
+        self._check_open()
         if self._shm is None or not self._shm.reaches(region.address):
             raise TransferError(f"{describe(region.address)} is not on this host; READ it")
         return self._shm.pin(region, timeout_s)
@@ -180,8 +183,14 @@ class TransportTable:
         return [] if self._tcp is None else self._tcp.views(address)
 
     def close(self) -> None:
+        self._is_closed = True
         for transport in self._transports:
             transport.close()
+
+    def _check_open(self) -> None:
+        """A transport would open connections again that nobody closes."""
+        if self._is_closed:
+            raise Unavailable("this Transfer Engine is closed")
 
     def _link_speed(self, endpoint: str) -> float | None:
         nic = interface_to(endpoint)

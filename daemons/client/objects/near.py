@@ -15,7 +15,6 @@ from daemons.protocol.block import BlockLocation
 from daemons.store.seal import BadSeal, parse_trailer
 from daemons.transfer import ByteArray, TransferEngine
 
-
 _STEP_BYTES: Final = 256 * KIB
 
 

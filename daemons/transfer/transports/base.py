@@ -33,7 +33,7 @@ class StaleGeneration(TransferError):
 
 
 class Cancelled(TransferError):
-    """`Handle.cancel` was called before the transfer had ended."""
+    """`Handle.cancel` was called before the transfer had ended, or its engine closed before it began."""
 
 
 class Flag(Protocol):
