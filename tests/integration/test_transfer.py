@@ -29,6 +29,7 @@ from daemons.transfer import (
     StaleEpoch,
     StaleGeneration,
     TransferEngine,
+    Write,
     allocate_shared,
     contiguous,
 )
@@ -457,8 +458,23 @@ def test_an_engine_closes_with_its_block(tmp_path: Path) -> None:
         region = engine.register(bytearray(4096), "read-write")
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir()), "its socket is left"
-    with pytest.raises(TransferError):
+    with pytest.raises(Unavailable, match="closed"):
         engine.read(region, [Read.into(contiguous(0, 16), np.zeros(16, np.uint8))])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_closed_engine_opens_no_connection(tmp_path: Path, transport: str) -> None:
+    with TransferEngine(unix_dir=tmp_path) as owner:
+        region = owner.register(bytearray(4096), "read-write")
+        data = np.zeros(16, np.uint8)
+        with TransferEngine(unix_dir=tmp_path, transports=(transport,)) as engine:
+            engine.read(region, [Read.into(contiguous(0, 16), data)])
+        with pytest.raises(Unavailable, match="closed"):
+            engine.read(region, [Read.into(contiguous(0, 16), data)])
+        with pytest.raises(Unavailable, match="closed"):
+            engine.write(region, [Write.at(0, data)])
+        with pytest.raises(Unavailable, match="closed"):
+            engine.submit([ReadBatch(region, [Read.into(contiguous(0, 16), data)])])
 
 
 def test_closing_a_second_time_does_nothing(tmp_path: Path) -> None:
