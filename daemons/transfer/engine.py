@@ -36,6 +36,7 @@ from daemons.transfer.transports.base import (
     ReadBatch,
     Write,
     WriteBatch,
+    describe,
 )
 from daemons.transfer.transports.loopback import LoopbackTransport
 from daemons.transfer.transports.server import DataServer
@@ -168,7 +169,7 @@ class TransferEngine:
 
         Raises Pinned when a peer's view is still open after `timeout_s`; the region then stays.
         """
-        region_id = region.region_id
+        region_id = self._own_id(region)
         # Peers say a moment later that their last view has ended.
         self._regions.deregister(region_id, max(timeout_s, _UNPIN_GRACE_S))
         self._server.forget(region_id)
@@ -189,7 +190,7 @@ class TransferEngine:
         generation: Generation | None = None,
     ) -> Capability:
         """What lets its holder do this one thing to these bytes of an own region, for `ttl_s` from now."""
-        own = self._regions.get(region.region_id)
+        own = self._regions.get(self._own_id(region))
         for each in ranges:
             check_within(each, own.size_bytes, f"region {own.region_id}")
         if operation == "write" and own.access != "read-write":
@@ -307,6 +308,15 @@ class TransferEngine:
         self._transports.close()
         self._regions.close()
         self._unlink()
+
+    def _own_id(self, region: RegionRef) -> int:
+        """Regions of two processes may have the same number."""
+        if region.address.epoch != self.address.epoch:
+            raise TransferError(
+                f"region {region.region_id} is of another process ({describe(region.address)}), or of an earlier "
+                "life of this one: its owner alone grants and deregisters it"
+            )
+        return region.region_id
 
     def _open_transports(self, settings: TransportSettings) -> TransportTable:
         epoch = settings.epoch

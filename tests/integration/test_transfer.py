@@ -481,3 +481,20 @@ def test_closing_a_second_time_does_nothing(tmp_path: Path) -> None:
     engine = TransferEngine(unix_dir=tmp_path)
     engine.close()
     engine.close()
+
+
+def test_regions_of_others_are_not_ones_own_to_give_away(tmp_path: Path) -> None:
+    """Although both are the first region of their process."""
+    with TransferEngine(unix_dir=tmp_path) as engine, TransferEngine(unix_dir=tmp_path) as other:
+        mine, theirs = engine.register(bytearray(64)), other.register(bytearray(64))
+        assert mine.region_id == theirs.region_id
+        with pytest.raises(TransferError, match="of another process"):
+            engine.deregister(theirs)
+        with pytest.raises(TransferError, match="of another process"):
+            engine.grant(theirs, [contiguous(0, 8)], "read", 1.0)
+        found = np.ones(8, np.uint8)
+        for reader, region in ((other, mine), (engine, theirs)):
+            reader.read(region, [Read.into(contiguous(0, 8), found)])
+        engine.deregister(mine)
+        with pytest.raises(TransferError, match="is not registered"):
+            engine.deregister(mine)
