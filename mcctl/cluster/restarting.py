@@ -36,8 +36,9 @@ class Restart:
 
     def run(self, progress: Progress, *, grace_s: float, timeout_s: float) -> None:
         """Each drains first. Returns once all of them serve; raises ConfigError or Unavailable with the last words of
-        one that ended instead, or is not ready in time.
+        one that ended instead, or is not ready in time, and before anything where there is no master to join.
         """
+        self._check_master()
         self._seen = _lives(self.record)
         names = ", ".join(daemon.name for daemon in self._chosen)
         progress(f"stopping {names}")
@@ -52,6 +53,16 @@ class Restart:
             if time.monotonic() >= deadline_s:
                 raise Unavailable(f"{waiting[0]} is not ready after {timeout_s:g} s: mcctl logs")
             time.sleep(_POLL_S)
+
+    def _check_master(self) -> None:
+        for daemon in self.record.daemons:
+            is_up = daemon.process is not None and daemon.process.is_alive
+            if daemon.role == "master" and not is_up and daemon not in self._chosen:
+                names = " ".join(each.name for each in self._chosen)
+                raise Unavailable(
+                    f"{daemon.name} has ended, and nothing serves without it: "
+                    f"`mcctl cluster restart {daemon.name} {names}`"
+                )
 
     def _start(self, daemon: DaemonRecord) -> None:
         child = spawn(Path(self.record.directory), daemon.name, daemon.role, is_temporary=False)

@@ -185,6 +185,13 @@ def test_one_daemon_is_started_again_and_down_ends_those_that_hang_or_died(
         seen = json.loads(mcctl(home, "status", "--output", "json").stdout)
     assert (seen["health"], seen["is_serving"]) == ("down", False)
     assert all(each["since_s"] > 0 and "mcctl logs" in each["next"] for each in seen["reasons"])
+    os.kill(pids["mc-master"], signal.SIGKILL)
+    deadline_s = time.monotonic() + 20
+    while _exists(pids["mc-master"]):
+        assert time.monotonic() < deadline_s, "it was killed"
+    alone = mcctl(home, "cluster", "restart", "decode")
+    assert alone.returncode == 7, "nothing waits for a master that nobody starts"
+    assert "`mcctl cluster restart mc-master mc-decode`" in alone.stderr
     down = answer(home, "cluster", "down", "--grace", "3")
     assert down["was_running"]
     assert not any(_exists(pid) for pid in pids.values())
