@@ -26,6 +26,7 @@ from daemons.mc_master.replicas.adopting import ADOPT_INTERVAL_S
 from daemons.mc_master.state import MasterState, Outlets, tuning_of
 from daemons.mc_master.tenants.quota_file import QuotaFile
 from daemons.protocol.base import Message
+from daemons.protocol.lookup import Match
 from daemons.protocol.node import HelloReply, NodeDescription
 from daemons.rpc import AllowedList, Call, Loop, Publisher, Server
 from daemons.service.daemon import software_version
@@ -89,6 +90,7 @@ class MasterApp:
         self._handlers = Handlers(self.state, drains, quotas)
         if identity is not None:
             identity.allowed.on_revoked.append(self._put_out_revoked)
+        self._server.on_drained = self._handlers.blocks.lookups.settle
         self._reported_lookups = (0, 0, 0)
         self.loop.every(config.membership.beat_interval_s, self._tick)
         self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
@@ -140,6 +142,8 @@ class MasterApp:
         self.loop.close()
 
     def _handle(self, call: Call) -> None:
+        if not isinstance(call.message, Match):
+            self._handlers.blocks.lookups.settle()
         self._handlers.handle(call)
 
     def _hello(self) -> HelloReply:

@@ -65,6 +65,11 @@ class Call:
         self.on_gone: Callable[[], object] | None = None
         """Called once when the peer turns out to be gone (a send to it failed)."""
 
+    @property
+    def has_followers(self) -> bool:
+        """More requests wait, so the answer may too, until the server's `on_drained`."""
+        return self._server.is_draining
+
     def reply(self, message: Message) -> None:
         if not self.is_done:
             self.is_done = True
@@ -101,6 +106,8 @@ class Server:
         self.loop = loop
         self.num_malformed = 0
         self.num_stale = 0
+        self.on_drained: Callable[[], object] = lambda: None
+        """Called when all that waited was handed on."""
         self._hello = hello
         self._handle = handle
         self._socket = loop.context.socket(zmq.ROUTER)
@@ -131,6 +138,11 @@ class Server:
         self.told = with_key(self.endpoint, identity.pair.public if identity else None)
         """What peers must know to connect: the endpoint, and whom to expect there."""
         loop.add_reader(self._socket, self._on_readable)
+
+    @property
+    def is_draining(self) -> bool:
+        """More requests wait behind the one that is being served."""
+        return self._outbox.is_holding
 
     @property
     def num_undeliverable(self) -> int:
@@ -191,6 +203,7 @@ class Server:
         finally:
             outbox.is_holding = False
             outbox.flush()
+            self.on_drained()
 
     def _secure(self, authenticator: Authenticator) -> None:
         authenticator.secure(self._socket, CONTROL)

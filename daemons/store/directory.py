@@ -15,6 +15,7 @@ from daemons.store.eviction import POLICIES, EvictionPolicy
 from daemons.store.heat import HeatTable
 from daemons.store.invariants import check_tables
 from daemons.store.lookups import Lookups
+from daemons.store.lookups_together import LookupsTogether
 from daemons.store.recording import Recording
 from daemons.store.slot_table import TIERS, Place, Slot
 from daemons.store.tables import RENAME_AFTER_S, Tables
@@ -44,6 +45,9 @@ class Directory:
         self.best_places = lookups.best_places
         self.leading_by_host = lookups.leading_by_host
         self.presence = lookups.presence
+        together = LookupsTogether(self.tables, lookups)
+        self.match_together = together.match
+        self.lease_together = together.lease
         self.choice = VictimChoice(self.tables, policy)
         recording = Recording(self.tables)
         self.record_sealed = recording.record_sealed

@@ -9,7 +9,7 @@ import numpy as np
 
 from daemons.core.ids import BlockHash, HostId
 from daemons.protocol.block import BlockLocation
-from daemons.protocol.packed import BlockLocations
+from daemons.protocol.packed import BlockLocations, BlockPlace
 from daemons.store.columns import NO_ROW, Rows
 from daemons.store.slot_table import NO_HOST, TIERS, UNREADABLE, Place
 from daemons.store.tables import Tables
@@ -99,7 +99,7 @@ class Lookups:
             tables.heat.touch(rows.tolist(), now_s=now_s)
         if len(rows):  # a chain that was asked for from its middle
             tables.touch_parents(int(rows[0]), now_s, now_s + lease_s)
-        self._count(num_asked, len(rows))
+        self.count(num_asked, len(rows))
         self._turn += 1
 
     def best_places(self, rows: Rows, *, now_s: float) -> list[Place]:
@@ -115,7 +115,7 @@ class Lookups:
         hits = rows[counts > 0]
         if lease_s > 0:
             tables.use(hits, now_s=now_s, lease_s=lease_s)
-            self._count(len(hashes), len(hits))
+            self.count(len(hashes), len(hits))
         return Located(self._locations(found), counts.tolist(), hits)
 
     def leading_by_host(self, rows: Rows, *, now_s: float) -> dict[HostId, int]:
@@ -169,6 +169,29 @@ class Lookups:
             found[index] = self._presence(rows[index], now_s)
         return found
 
+    # -- also for what is looked up together ---------------------------------------------------------------------
+
+    def heads(self, rows: Rows) -> Rows:
+        """The first replica of each."""
+        return self._tables.blocks.head.values[rows].astype(np.intp)
+
+    def are_heads_best(self, now_s: float) -> bool:
+        """Every block has one replica, and that can be read."""
+        tables = self._tables
+        return not tables.has_spares and tables.replicas.is_all_readable(now_s=now_s)
+
+    def places(self, replicas: Rows) -> dict[int, BlockPlace]:
+        """All that these are in, by number."""
+        slots = self._tables.slots
+        numbers = set(self._tables.replicas.slot.values[replicas].tolist())
+        return {number: slots.described(number) for number in numbers}
+
+    def count(self, num_asked: int, num_hits: int, num_lookups: int = 1) -> None:
+        """Only what leases is counted."""
+        self.counts.num_lookups += num_lookups
+        self.counts.num_lookup_blocks += num_asked
+        self.counts.num_hit_blocks += num_hits
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _readable(
@@ -176,8 +199,8 @@ class Lookups:
     ) -> tuple[Rows, Rows]:
         """Rows of the longest prefix, and the best replica of each."""
         rows = self._known(hashes)
-        if self._are_heads_best(now_s):
-            return rows, self._tables.blocks.head.values[rows].astype(np.intp)
+        if self.are_heads_best(now_s):
+            return rows, self.heads(rows)
         replicas = self._best(rows, now_s, near)
         gaps = replicas == NO_ROW
         if np.count_nonzero(gaps):
@@ -206,15 +229,10 @@ class Lookups:
 
     def _best(self, rows: Rows, now_s: float, near: HostId | None) -> Rows:
         tables = self._tables
-        heads = tables.blocks.head.values[rows].astype(np.intp)
-        if self._are_heads_best(now_s):
+        heads = self.heads(rows)
+        if self.are_heads_best(now_s):
             return heads
         return tables.replicas.best(heads, now_s, near, self._turn)
-
-    def _are_heads_best(self, now_s: float) -> bool:
-        """Every block has one replica, and that can be read."""
-        tables = self._tables
-        return not tables.has_spares and tables.replicas.is_all_readable(now_s=now_s)
 
     def _take(
         self, rows: Rows, replicas: Rows, num_asked: int, *, now_s: float, lease_s: float
@@ -223,25 +241,16 @@ class Lookups:
             self.lease(rows, num_asked, now_s=now_s, lease_s=lease_s)
         return Taken(rows, replicas, self._locations(replicas))
 
-    def _count(self, num_asked: int, num_hits: int) -> None:
-        self.counts.num_lookups += 1
-        self.counts.num_lookup_blocks += num_asked
-        self.counts.num_hit_blocks += num_hits
-
     def _locations(self, replicas: Rows) -> BlockLocations:
-        table, slots = self._tables.replicas, self._tables.slots
-        numbers = set(table.slot.values[replicas].tolist())
-        return BlockLocations(
-            rows=table.records.values[replicas].tobytes(),
-            places={number: slots.described(number) for number in numbers},
-        )
+        rows = self._tables.replicas.records.values[replicas].tobytes()
+        return BlockLocations(rows=rows, places=self.places(replicas))
 
     def _all_live(self, rows: Rows, now_s: float) -> tuple[Rows, Rows]:
         """The replicas that can be read, and how many of them each of these blocks has; NO_ROW has none."""
         table = self._tables.replicas
         if not np.count_nonzero(rows == NO_ROW):
             heads = self._tables.blocks.head.values[rows].astype(np.intp)
-            if self._are_heads_best(now_s):
+            if self.are_heads_best(now_s):
                 return heads, np.ones(len(heads), np.intp)
             if not np.count_nonzero(table.next.values[heads] != NO_ROW):
                 is_read = table.ranks(heads, now_s) > UNREADABLE

@@ -3,12 +3,15 @@ few operations however many blocks it reads.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from daemons.core.ids import BlockHash
 from daemons.store.block_table import BlockTable
 from daemons.store.columns import NO_ROW, Rows
+
+_ONE: Final = np.uint32(1)
 
 
 class RowCounts:
@@ -18,13 +21,16 @@ class RowCounts:
         self._blocks = blocks
 
     def use(self, blocks: Rows, limit: int) -> Sequence[tuple[BlockHash, int]]:
-        """One use of each of these rows; those that came to a multiple of `limit` with it."""
+        """One use of each of these rows; those that came to a multiple of `limit` with it, or past one where a row is
+        there several times.
+        """
         uses = self._blocks.uses.values
-        counts = uses[blocks] + np.uint32(1)
-        uses[blocks] = counts
-        if counts.max(initial=0) < limit:
+        before = uses[blocks]
+        np.add.at(uses, blocks, _ONE)
+        counts = uses[blocks]
+        if not len(counts) or counts.item(counts.argmax()) < limit:
             return []
-        is_step = counts % limit == 0
+        is_step = counts // limit > before // limit
         hashes = self._blocks.hashes_of(blocks[is_step])
         return list(zip(hashes, counts[is_step].tolist(), strict=True))
 

@@ -14,6 +14,7 @@ from daemons.store.runs import in_memory
 from daemons.store.spares import spares_of
 
 MAX_LEASE_S: Final = 3600.0
+MAX_TOGETHER: Final = 16
 _NOBODYS: Final = BlockHash(b"")
 
 
@@ -23,10 +24,48 @@ class Lookups:
     def __init__(self, state: MasterState, devices: DeviceTier) -> None:
         self._state = state
         self._devices = devices
+        self._waiting: list[tuple[Call, Match]] = []
         self.on_used: OnUsed = lambda _rows, _near: ()
         """Called with the blocks of a look-up that leases them, and the host that will read them."""
 
     def match(self, call: Call, message: Match) -> None:
+        """At once, or together with those that wait behind it, which costs each less."""
+        if message.wants_grants:
+            self.settle()
+            self._match(call, message)
+            return
+        self._waiting.append((call, message))
+        if not call.has_followers or len(self._waiting) >= MAX_TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Answer what waits. Called before anything else is served."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        if len(waiting) == 1 or not self._match_together(waiting):
+            for call, message in waiting:
+                self._match(call, message)
+
+    def _match_together(self, waiting: list[tuple[Call, Match]]) -> bool:
+        """False where they have to be looked up one by one."""
+        directory, now_s = self._state.directory, self._state.use_s()
+        messages = [message for _, message in waiting]
+        if len({(message.lease_ms, message.near) for message in messages}) > 1:
+            return False
+        found = directory.match_together([each.hashes for each in messages], now_s=now_s)
+        if found is None:
+            return False
+        for (call, _), taken in zip(waiting, found, strict=True):
+            call.reply(MatchReply(locations=taken.locations))
+        lease_s = granted_lease_s(messages[0].lease_ms)
+        if lease_s > 0:
+            num_asked = sum(len(message.hashes) for message in messages)
+            rows = directory.lease_together(found, num_asked, now_s=now_s, lease_s=lease_s)
+            self.on_used(rows, messages[0].near)
+        return True
+
+    def _match(self, call: Call, message: Match) -> None:
         """The leases are written down behind the answer: nothing comes between, and the reader waits less."""
         directory, now_s = self._state.directory, self._state.use_s()
         hashes, lease_s = message.hashes, granted_lease_s(message.lease_ms)
