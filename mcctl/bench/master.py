@@ -42,6 +42,8 @@ _BATCH: Final = 256
 _SMALL: Final = 32
 _NAMES: Final = 10_000
 _LIVE_BLOCKS: Final = 20_000
+_UNDER_WAY: Final = 32
+"""Look-ups at a time, as of so many clients that each wait for one answer."""
 _WARM_UP: Final = 20
 _ECHOES: Final = 1000
 _ROUNDS: Final = 5
@@ -178,7 +180,9 @@ class MasterBench:
     ) -> None:
         """`size` blocks in each message. The limit: what a bare echo of as many bytes takes, and the codec."""
         [reply] = self.nodes.ask_all(messages[-1:], reply_type)
-        use = self._use(size * len(messages), lambda: self.nodes.ask_all(messages, reply_type))
+        use = self._use(
+            size * len(messages), lambda: self.nodes.ask_all(messages, reply_type, _UNDER_WAY)
+        )
         asked, answered = encode(messages[-1]), encode(reply)
         codec_s = _cpu_of(lambda: (decode_request(asked), encode(reply)))
         echo_s = self._echo_cpu(max(asked, answered, key=len))
