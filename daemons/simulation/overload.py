@@ -5,6 +5,7 @@ In each of the three a decode node turns away whom it cannot serve in time when 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from daemons.simulation.disaggregated import DisaggregatedCluster, DisaggregatedPlan
@@ -38,10 +39,20 @@ OVERLOADS: Final = {
 }
 
 
-def rejected_share(
+@dataclass(frozen=True, slots=True)
+class Rejections:
+    """`share` of all requests; `wasted_fraction` of all prefill time went into some of these."""
+
+    share: float
+    wasted_fraction: float
+
+
+def rejections(
     requests: Sequence[TraceRequest], plan: DisaggregatedPlan, profile: HardwareProfile
-) -> float:
+) -> Rejections:
     """Of the first _MAX_REQUESTS."""
     asked = at_rate(requests[:_MAX_REQUESTS], _RATE)
     outcomes = DisaggregatedCluster(plan, profile).run(asked)
-    return sum(bool(outcome.why_rejected) for outcome in outcomes) / max(1, len(outcomes))
+    rejected = [outcome for outcome in outcomes if outcome.why_rejected]
+    wasted_s, all_s = (sum(each.prefill_s for each in of) for of in (rejected, outcomes))
+    return Rejections(len(rejected) / max(1, len(outcomes)), wasted_s / all_s if all_s else 0.0)

@@ -16,7 +16,7 @@ from daemons.simulation.disaggregated import DisaggregatedCluster, Disaggregated
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.long_context import best_rates
 from daemons.simulation.outcome import Objectives, RequestOutcome
-from daemons.simulation.overload import OVERLOADS, rejected_share
+from daemons.simulation.overload import OVERLOADS, rejections
 from daemons.simulation.pd_ratio import splits
 from daemons.simulation.simulate import simulate
 from daemons.simulation.trace import TraceRequest
@@ -194,13 +194,21 @@ def early_rejection(
     profile, shares = profile.with_step_s(published.OBSERVED_STEP_S), {}
     for name, plan in OVERLOADS.items():
         progress(f"early rejection: {name}")
-        shares[name] = rejected_share(requests, plan, profile)
+        found = rejections(requests, plan, profile)
+        shares[name] = found.share
         yield Comparison(
             figure="early-rejection",
             what=f"rejected, {name}",
             ours=shares[name],
             published=published.REJECTED[name],
             note="their trace, objectives and decode nodes are unknown; here 7P+2D at 3 times the rate",
+        )
+        yield Comparison(
+            figure="early-rejection",
+            what=f"prefill time spent on the rejected, {name}",
+            ours=found.wasted_fraction,
+            published=None,
+            note="what early rejection is there to save; nobody published it",
         )
     least = 1 / max(1, len(requests))
     for one, other in (("predicted", "current"), ("current", "none")):
@@ -214,7 +222,8 @@ def early_rejection(
             is_relative=True,
             note=""
             if is_first
-            else "no goal: where a decode node refuses for itself, looking at the pool as well refuses more, not fewer",
+            else "no goal: decode nodes that refuse for themselves are full, so prefill that is not wasted on those "
+            "serves nobody else; with so few prefill nodes that they are the limit, all three refuse alike",
         )
 
 

@@ -21,6 +21,7 @@ from daemons.core.errors import Exhausted, McError, Unavailable
 from daemons.core.units import format_duration
 from daemons.simulation.outcome import Objectives, Spread, slow_mean, spread
 from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest
+from mcctl.bench.overload import Overload, overload_rows
 from mcctl.openai_stream import Answer, Body, OpenAiClient
 from mcctl.render import Column
 from mcctl.views.line_plot import Chart, Line, page
@@ -85,6 +86,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft_percentiles_s: list[float]
     """101 values: of 0 to 100 per cent; empty where nothing was answered."""
     tbt_percentiles_s: list[float]
+    overload: Overload | None = None
+    """With `--overload`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,26 @@ def _result(source: str, plan: LoadPlan, sent: Sequence[_Sent], makespan_s: floa
     )
 
 
+def with_overload(calm: LoadResult, high: LoadResult, factor: float) -> LoadResult:
+    """The first of two loads, and what became of its goodput in the other, `factor` times as dense."""
+    kept = high.good_per_s / calm.good_per_s if calm.good_per_s else 0.0
+    overload = Overload(
+        factor=factor,
+        num_requests=high.num_requests,
+        num_answered=high.num_answered,
+        num_rejected=high.num_rejected,
+        num_failed=high.num_failed,
+        num_not_sent=high.num_not_sent,
+        good_per_s=high.good_per_s,
+        goodput_kept=kept,
+        ttft_s=high.ttft_s,
+        tbt_s=high.tbt_s,
+        ttft_p90_of_slo=high.ttft_s.p90 / high.ttft_slo_s,
+        tbt_p90_of_slo=high.tbt_s.p90 / high.tbt_slo_s,
+    )
+    return msgspec.structs.replace(calm, overload=overload)
+
+
 def prediction_errors(answers: Sequence[Answer]) -> list[float]:
     """|predicted - actual| / actual TTFT of each that has both."""
     return [
@@ -244,6 +267,7 @@ def load_rows(result: LoadResult) -> list[tuple[str, str]]:
         ("reused", f"{result.reused_fraction:.0%} of {result.prompt_tokens} prompt tokens"),
         ("TTFT predicted", _prediction(result)),
         ("sent late", f"{format_duration(result.max_late_s)} at most"),
+        *(overload_rows(result.overload) if result.overload is not None else ()),
     ]
 
 

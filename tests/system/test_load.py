@@ -82,7 +82,7 @@ def test_trace_is_replayed_and_judged_by_the_objectives(
     assert easy["output_tokens_per_s"] == pytest.approx(10 * 5 / easy["makespan_s"])
     assert len(easy["ttft_percentiles_s"]) == 101
     assert easy["prediction_error"] > 0
-    assert easy["warm_prediction_error"] is None
+    assert easy["warm_prediction_error"] is easy["overload"] is None
     assert "time to first token" in plot.read_text()
 
     # The same tokens once more: now both whole blocks of each are in the pool.
@@ -105,9 +105,16 @@ def test_what_is_due_beyond_the_concurrency_is_left_out_and_what_fails_is_said(
     assert "tokens" in long["why_failed"]
 
 
-def test_made_up_traffic_and_a_source_that_is_none(bench: Bench) -> None:
-    made = bench.load("chats", "--rate", "20", "--limit", "8", "--length-scale", "0.02")
-    assert made["num_answered"] == 8
+def test_made_up_traffic_the_same_for_twice_the_load_and_a_source_that_is_none(
+    bench: Bench,
+) -> None:
+    words = ("chats", "--rate", "20", "--limit", "6", "--length-scale", "0.02")
+    made = bench.load(*words, "--overload", "2", "--ttft-slo", "60", "--tbt-slo", "60")
+    assert made["num_answered"] == 6
+    high = made["overload"]
+    assert high["num_requests"] == high["num_answered"] == 12
+    assert high["goodput_kept"] == pytest.approx(high["good_per_s"] / made["good_per_s"])
+    assert 0 < high["ttft_p90_of_slo"] == pytest.approx(high["ttft_s"]["p90"] / 60)
     status, _, error = bench.say("no-such.jsonl")
     assert (status, "no-such.jsonl" in error) == (3, True)
 

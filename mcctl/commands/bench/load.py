@@ -1,6 +1,7 @@
 """mcctl bench load: a trace or made-up traffic, sent when it is due."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,15 @@ from daemons.simulation.outcome import Objectives
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
 from mcctl import model_store, render
-from mcctl.bench.load import LOAD_COLUMNS, LoadBench, LoadPlan, LoadResult, charts, load_rows
+from mcctl.bench.load import (
+    LOAD_COLUMNS,
+    LoadBench,
+    LoadPlan,
+    LoadResult,
+    charts,
+    load_rows,
+    with_overload,
+)
 from mcctl.bench.served_model import (
     described_model,
     served_model,
@@ -56,6 +65,15 @@ def load(
     request_timeout: Annotated[
         float, typer.Option(min=1.0, max=3600.0, help="Seconds after which an answer has failed.")
     ] = 120.0,
+    overload: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=100,
+            help="Then as long again at so many times the rate; 0: not.",
+            metavar="FACTOR",
+        ),
+    ] = 0.0,
     plot: Annotated[Path | None, typer.Option(help="Draw the distributions: .svg or .png.")] = None,
     endpoint_http: Annotated[
         str | None, typer.Option(help="Gateway of a running cluster.", metavar="URL")
@@ -71,6 +89,8 @@ def load(
     \b
     Example: mcctl bench load trace.jsonl --rate 0.5 --ttft-slo 2 --plot load.svg
     Example: mcctl bench load chats --rate 4 --endpoint-http http://10.0.0.5:8000
+    \b
+    Example: mcctl bench load unrelated --rate 2 --overload 3 --ttft-slo 10
     """
     if plot is not None:
         check_plot(plot)
@@ -102,6 +122,12 @@ def load(
             OpenAiClient(url, timeout_s=request_timeout, api_key=settings.api_key)
         )
         result = LoadBench(client, plan, progress).run(Path(source).name)
+        if overload:
+            # As long as the first, and of other tokens, so that nothing of it is in the pool.
+            more = _requests(source, rate * overload, max(1, round(limit * overload)), ~seed)
+            plan = replace(plan, requests=more, seed=~seed)
+            high = LoadBench(client, plan, progress).run(Path(source).name)
+            result = with_overload(result, high, overload)
     if plot is not None:
         write_plot(plot, charts(result))
     render.emit(settings.output, result, LOAD_COLUMNS, load_rows(result))
