@@ -256,8 +256,8 @@ def load_rows(result: LoadResult) -> list[tuple[str, str]]:
         ("rejected (429)", str(result.num_rejected)),
         ("failed", f"{result.num_failed} {result.why_failed or ''}".strip()),
         ("not sent", str(result.num_not_sent)),
-        ("TTFT p50, p90, p99", _three(ttft)),
-        ("TBT p50, p90, p99", _three(tbt)),
+        ("TTFT p50, p90, p99", _three(ttft) if result.num_answered else "-"),
+        ("TBT p50, p90, p99", _three(tbt) if result.num_answered else "-"),
         (
             "goodput",
             f"{result.goodput:.0%}, {result.good_per_s:.2f}/s, within {format_duration(result.ttft_slo_s)} to the "
@@ -265,7 +265,7 @@ def load_rows(result: LoadResult) -> list[tuple[str, str]]:
         ),
         ("output", f"{result.output_tokens_per_s:.0f} tokens/s"),
         ("reused", f"{result.reused_fraction:.0%} of {result.prompt_tokens} prompt tokens"),
-        ("TTFT predicted", _prediction(result)),
+        ("TTFT predicted", _prediction(result) if result.num_answered else "-"),
         ("sent late", f"{format_duration(result.max_late_s)} at most"),
         *(overload_rows(result.overload) if result.overload is not None else ()),
     ]

@@ -101,7 +101,10 @@ def _result(
 
 def _facts(result: StatusResult) -> list[tuple[str, str]]:
     pool = result.pool
-    share = pool.num_hit_blocks / max(pool.num_lookup_blocks, 1)
+    found = "nothing asked for yet"
+    if pool.num_lookup_blocks:
+        share = pool.num_hit_blocks / pool.num_lookup_blocks
+        found = f"{share:.0%} of {pool.num_lookup_blocks} asked blocks were there"
     return [
         ("health", result.health if result.health == "ok" else result.health.upper()),
         *(("why", _why(reason)) for reason in result.reasons),
@@ -111,8 +114,7 @@ def _facts(result: StatusResult) -> list[tuple[str, str]]:
         (
             "pool",
             f"{format_count(pool.num_blocks, 'block')}, "
-            f"{format_usage(pool.used_bytes, pool.capacity_bytes)}, "
-            f"{share:.0%} of {pool.num_lookup_blocks} asked blocks were there",
+            f"{format_usage(pool.used_bytes, pool.capacity_bytes)}, {found}",
         ),
         (
             "requests",

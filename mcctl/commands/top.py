@@ -127,9 +127,11 @@ def _facts(shown: Frame) -> list[tuple[str, str]]:
         ),
         (
             "TTFT",
-            f"p50 {format_duration(shown.ttft_p50_s)}, p90 {format_duration(shown.ttft_p90_s)}",
+            f"p50 {format_duration(shown.ttft_p50_s)}, p90 {format_duration(shown.ttft_p90_s)}"
+            if shown.ttft_p90_s > 0
+            else "-",
         ),
-        ("reused", f"{shown.reused_fraction:.0%} of prompt tokens"),
+        ("reused", f"{shown.reused_fraction:.0%} of prompt tokens" if shown.requests else "-"),
         ("hits", f"{shown.hit_fraction:.0%} of blocks" if shown.asked_blocks > 0 else "-"),
         (
             "pool",

@@ -105,6 +105,16 @@ class Prints:
         return list(itertools.takewhile(str.strip, rows))
 
 
+def of_nothing(capsys: pytest.CaptureFixture[str], cluster: LocalCluster) -> None:
+    """Before the first request there is no figure, not one that is zero."""
+    for words in (["status"], ["top", "--count", "1"], ["cache", "stat"]):
+        assert main([*words, "--endpoint", cluster.master, "--output", "plain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"TTFT\t-", "reused\t-", "hits\t-"} <= set(lines)
+    assert any(line.endswith("nothing asked for yet") for line in lines)
+    assert "look-ups\t0, 0 of 0 blocks found" in lines
+
+
 def of_requests(prints: Prints, cluster: LocalCluster, model: Path) -> None:
     text = "keep the light burning " * 12
     for drafts in ((), ("--no-drafts",)):
@@ -205,6 +215,7 @@ def test_every_verb_prints_what_its_schema_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     prints = Prints(capsys, cluster.master)
+    of_nothing(capsys, cluster)
     of_requests(prints, cluster, model)
     of_the_cluster(prints, cluster)
     of_blocks(prints)

@@ -78,8 +78,8 @@ def stat(
         *((tier, _usage_text(usage)) for tier, usage in reply.tiers.items()),
         (
             "look-ups",
-            f"{reply.num_lookups}, {reply.num_hit_blocks} of {format_count(reply.num_lookup_blocks, 'block')} found "
-            f"({share:.0%})",
+            f"{reply.num_lookups}, {reply.num_hit_blocks} of {format_count(reply.num_lookup_blocks, 'block')} found"
+            f"{f' ({share:.0%})' if reply.num_lookup_blocks else ''}",
         ),
         ("stored", f"{reply.num_stored} since the master started"),
         ("evicted", str(reply.num_evicted)),
