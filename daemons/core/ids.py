@@ -31,11 +31,11 @@ def new_request_id() -> RequestId:
 
 
 def new_put_id() -> PutId:
-    return PutId(secrets.token_bytes(16))
+    return PutId(os.urandom(16))
 
 
 def new_stage_id() -> StageId:
-    return StageId(secrets.token_bytes(16))
+    return StageId(os.urandom(16))
 
 
 def new_epoch() -> Epoch:

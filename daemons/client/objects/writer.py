@@ -222,17 +222,7 @@ class ObjectPut:
                 mine = {id(p.item): p.item for p in parts if p.item.version}
                 yield from self._renew(list(mine.values()))
             sent = [(control, _batch(queue)) for control, queue in queues.items() if queue]
-            messages = [
-                (
-                    control,
-                    Put(
-                        put_id=new_put_id(),
-                        blocks=[part.block for part in batch],
-                        wants_locations=True,
-                    ),
-                )
-                for control, batch in sent
-            ]
+            messages = [(control, _message(batch)) for control, batch in sent]
             was_unanswered, self._is_unanswered = self._is_unanswered, True
             replies = yield from ask_nodes(messages, min(_PUT_TIMEOUT_S, self._left_s()))
             self._is_unanswered = was_unanswered
@@ -356,6 +346,11 @@ def _batch(queue: list[Part]) -> list[Part]:
     batch = queue[:count]
     del queue[:count]
     return batch
+
+
+def _message(batch: Sequence[Part]) -> Put:
+    blocks = [part.block for part in batch]
+    return Put(put_id=new_put_id(), blocks=blocks, wants_locations=True)
 
 
 def _overtaken(item: Item) -> Conflict:

@@ -68,7 +68,7 @@ def _copy(engine: TransferEngine, task: PullTask) -> bool:
 
 def are_small(tasks: Sequence[PullTask]) -> bool:
     """Together: a loop does other things too."""
-    return sum(task.replica.length for task in tasks) <= MAX_NEAR_BYTES
+    return sum([task.replica.length for task in tasks]) <= MAX_NEAR_BYTES
 
 
 def _word(engine: TransferEngine, region: RegionRef, guard: Generation) -> NDArray[Any] | None:

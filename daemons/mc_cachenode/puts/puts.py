@@ -379,8 +379,9 @@ class Puts:
                 self._answers.popitem(last=False)
 
     def _locations(self, session: _Session) -> list[BlockLocation]:
-        found = (self._parts.replicas.get(block_hash) for block_hash in session.indexes)
-        return [self._parts.locate(r) for r in found if r is not None and r.state == "sealed"]
+        find, locate = self._parts.replicas.get, self._parts.locate
+        found = [find(block_hash) for block_hash in session.indexes]
+        return [locate(r) for r in found if r is not None and r.state == "sealed"]
 
 
 def check_given_out(put: Put, incarnation: Incarnation) -> None:

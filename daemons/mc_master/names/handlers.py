@@ -85,9 +85,10 @@ class ObjectHandlers:
 
     def _reserve(self, message: ReserveNames) -> ReserveNamesReply:
         _check_names([item.name for item in message.names])
-        if any(not 0 <= item.value_bytes <= MAX_VALUE_BYTES for item in message.names):
+        sizes = [item.value_bytes for item in message.names]
+        if sizes and not 0 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise ProtocolError(f"a value has 0 to {MAX_VALUE_BYTES} bytes")
-        is_large = sum(item.value_bytes for item in message.names) > _ONE_NODE_BYTES
+        is_large = sum(sizes) > _ONE_NODE_BYTES
         targets = self._targets(message, _MAX_TARGETS if is_large else _FEW_TARGETS)
         if not targets:
             raise Unavailable("no cache node is up to put to", retry_after_ms=500)
