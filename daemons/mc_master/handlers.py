@@ -87,7 +87,7 @@ class Handlers:
         self.membership.on_joined.append(self.quotas.on_joined)
         self.objects = ObjectHandlers(state, self._keeper)
         self.blocks = BlockHandlers(state, self.membership, self._keeper)
-        self._awaiting = Awaiting(state)
+        self._awaiting = Awaiting(state, self.replicating.run_once)
         self.blocks.reports.on_sealed = self._on_sealed
         self.heat = HeatHandling(state, self.replicating)
         self.blocks.lookups.on_used = self.heat.used

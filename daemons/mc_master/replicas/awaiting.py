@@ -1,5 +1,6 @@
 """AwaitReplicas: answers a client once what it put is sealed on as many hosts as it asked for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,10 +27,12 @@ class _Await:
 
 
 class Awaiting:
-    """Loop thread only."""
+    """Loop thread only. `make_copies` is called soon where somebody waits for copies that can be made now."""
 
-    def __init__(self, state: MasterState) -> None:
+    def __init__(self, state: MasterState, make_copies: Callable[[], object]) -> None:
         self._state = state
+        self._make_copies = make_copies
+        self._is_hurrying = False
         self._awaits: dict[_Await, None] = {}
 
     def start(self, call: Call, message: AwaitReplicas) -> None:
@@ -46,6 +49,7 @@ class Awaiting:
             self._answer(waiting)
             return
         self._awaits[waiting] = None
+        self._hurry()
         left_s = call.deadline_s - self._state.now_s() - ANSWER_EARLY_S
         waiting.timer = self._state.loop.call_later(max(0.0, left_s), self._answer, waiting)
 
@@ -69,6 +73,18 @@ class Awaiting:
                     del waiting.missing[block_hash]
             if not waiting.missing:
                 self._answer(waiting)
+            elif not waiting.missing.keys().isdisjoint(hashes):
+                self._hurry()
+
+    def _hurry(self) -> None:
+        """Once for all that is asked or reported in this turn."""
+        if not self._is_hurrying:
+            self._is_hurrying = True
+            self._state.loop.call_later(0.0, self._copy_now)
+
+    def _copy_now(self) -> None:
+        self._is_hurrying = False
+        self._make_copies()
 
     def _answer(self, waiting: _Await) -> None:
         self._awaits.pop(waiting, None)
