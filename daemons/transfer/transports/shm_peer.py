@@ -32,6 +32,7 @@ UNPIN_AFTER_S = 0.01
 """After the last view: who looks again and again pays for one pin each so often."""
 
 _PREFAULT_BYTES = MIB
+_FREED_AT_ONCE_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,13 @@ class ShmPeer:
             self.unpinner.join(1.0)
         self.sock.close()
         self.stream.close()
-        self.maps.clear()
+        maps, self.maps = self.maps, {}
+        if sum([mapped.nbytes for mapped in maps.values()]) < _FREED_AT_ONCE_BYTES:
+            maps.clear()
+        else:
+            # Ours may be the last map of a dead peer's pages: whoever waits for the error would wait for a millisecond
+            # a MiB until the kernel has freed them.
+            threading.Thread(target=maps.clear, name="mc-unmap", daemon=True).start()
         with self.lock:
             files, self.files = self.files, {}
         for file in files.values():

@@ -1,0 +1,36 @@
+"""The maps of a peer that is gone."""
+
+import socket
+import threading
+import weakref
+
+import numpy as np
+
+from daemons.core.ids import Epoch, HostId
+from daemons.core.units import MIB
+from daemons.protocol.segment import DataAddress
+from daemons.transfer.transports.shm_peer import ShmPeer
+from daemons.transfer.transports.stream import StreamPool
+
+ADDRESS = DataAddress(host_id=HostId("h"), unix_path="/nowhere", tcp="", epoch=Epoch(1))
+
+
+def test_who_learns_that_a_peer_died_does_not_free_its_memory() -> None:
+    """Which takes the kernel a millisecond a MiB where the dead peer's pages were mapped here last."""
+    ours, theirs = socket.socketpair()
+    peer = ShmPeer(ADDRESS, ours, 0, StreamPool(lambda _: ours))
+    freed_by: list[threading.Thread] = []
+    is_freed = threading.Event()
+
+    def freed() -> None:
+        freed_by.append(threading.current_thread())
+        is_freed.set()
+
+    peer.maps[1] = np.zeros(64 * MIB, np.uint8)
+    weakref.finalize(peer.maps[1], freed)
+    theirs.close()
+    assert not peer.is_alive()
+    peer.close()
+    assert is_freed.wait(20)
+    assert freed_by != [threading.current_thread()]
+    assert not peer.maps
