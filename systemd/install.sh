@@ -11,7 +11,7 @@
 #   --s3              with the client for an object store below the SSD: [object] of mc-cachenode
 #   --dry-run         say what would be done
 #   --uninstall       stop the daemons and remove the program; /etc/mooncake and /var/lib/mooncake stay
-#   --purge           with --uninstall: remove those and the user mooncake too
+#   --purge           with --uninstall: remove those, what overrides units, and the user mooncake too
 #
 # Every version gets a venv of its own under DIR/releases, and DIR/current is a link to the one in use: it is switched
 # only when the new one is complete, so a failure leaves the earlier version as it was. Running daemons are not restarted.
@@ -27,6 +27,7 @@ readonly MAN_DIR=/usr/local/share/man
 readonly CONFIG_DIR=/etc/mooncake
 readonly CREDENTIALS_DIR=/etc/credstore # keys of the daemons, where mc-deploy(7) puts them
 readonly STATE_DIR=/var/lib/mooncake
+readonly OVERRIDES_DIR=/etc/systemd/system # the operator's
 readonly SEGMENTS_UNIT=var-lib-mooncake-segments.mount
 
 prefix=/opt/mooncake python='' wheelhouse='' engine=engine s3='' extras='' dry_run=0 action=install purge=0
@@ -196,9 +197,12 @@ build_release() {
     fi
     # On all cores, where pip would take one. A file of a package that is for another Python is none of ours.
     run "$release/bin/python" -m compileall -qq -j 0 "$release/lib" || true
-    run "$release/bin/mcctl" --version
-    run "$release/bin/mc-master" --check
+    try_release
     run touch "$release/complete"
+}
+
+try_release() {
+    [ "$dry_run" = 1 ] || { "$release/bin/mcctl" --version && "$release/bin/mc-master" --check; } >/dev/null
 }
 
 # In one step, so that no daemon starts in between. With the other links DIR is a venv to any bin/python.
@@ -349,10 +353,12 @@ uninstall_all() {
         remove_program
     fi
     if [ "$purge" = 1 ]; then
-        run rm -rf "$CONFIG_DIR" "$STATE_DIR"
+        run rm -rf "$CONFIG_DIR" "$STATE_DIR" "$OVERRIDES_DIR"/{mc-{master,cachenode@*,prefill@*,decode@*,gateway@*}.service,mooncake.{target,slice},"$SEGMENTS_UNIT"}.d
+        run rm -f /etc/sysctl.d/mooncake.conf # huge pages, as mc-deploy(7) has them
         run rm -f "$CREDENTIALS_DIR"/mc-{master,cachenode,prefill,decode,gateway}{,-*}.{key,s3} "$CREDENTIALS_DIR/mooncake.secret"
         ! getent passwd mooncake >/dev/null || run userdel mooncake
         ! getent group mooncake >/dev/null || run groupdel mooncake
+        reload_systemd
     else
         say "$CONFIG_DIR, $STATE_DIR and the user mooncake stay; --uninstall --purge removes them too"
     fi
@@ -366,6 +372,8 @@ remove_program() {
         run systemctl disable --quiet "${units[@]}"
         [ ! -d /run/systemd/system ] || run systemctl stop "${units[@]}"
     fi
+    # Segments and indexes are memory, which nobody else would give back; on the mount they went with it.
+    ! getent passwd mooncake >/dev/null || run rm -rf "/dev/shm/mooncake-$(id -u mooncake)"
     while read -r file; do run rm -f "$file"; done <"$prefix/manifest"
     run rm -rf "$prefix"/{releases,shipped,current,bin,lib,pyvenv.cfg,manifest}
     [ "$dry_run" = 1 ] || rmdir "$prefix" 2>/dev/null || say "$prefix is not empty and stays"

@@ -36,7 +36,7 @@ def doctor(
     context: typer.Context,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help=f"Config files of this host; {_INSTALLED}/mc-*.toml."),
+        typer.Argument(help=f"Config files of this host; those in {_INSTALLED} that units read."),
     ] = None,
     no_cluster: Annotated[
         bool, typer.Option("--no-cluster", help="Do not ask the master: it is not up yet.")
@@ -48,7 +48,7 @@ def doctor(
     Example: mcctl doctor
     Example: mcctl doctor --no-cluster configs/mc-master.toml
     """
-    paths = files or sorted(_INSTALLED.glob("mc-*.toml"))
+    paths = files or of_units(_INSTALLED)
     loaded, findings = load_all(paths)
     host = read_host()
     findings += check_configs(loaded, host)
@@ -68,6 +68,11 @@ def doctor(
     if count["error"]:
         first = next(finding for finding in findings if finding.severity == "error")
         raise ConfigError(f"{count['error']} error(s); the first: {first.what}: {first.problem}")
+
+
+def of_units(directory: Path) -> list[Path]:
+    """The master's and those of instances: without a letter the others are what install.sh shows as defaults."""
+    return sorted([*directory.glob("mc-master.toml"), *directory.glob("mc-*@*.toml")])
 
 
 def check_clock(host: Host) -> Iterator[Finding]:

@@ -10,15 +10,40 @@ MACHINES = "1. The machines"
 
 def commands(*sections: str) -> str:
     """What their .Bd blocks hold, as a reader copies it."""
-    text = PAGE.read_text(encoding="utf-8")
-    found = ""
-    for section in sections:
-        _, _, after = text.partition(f".Ss {section}\n")
-        of_section = re.split(r"^\.S[hs] ", after, maxsplit=1, flags=re.MULTILINE)[0]
-        blocks = re.findall(r"^\.Bd .*?\n(.*?)^\.Ed$", of_section, re.MULTILINE | re.DOTALL)
-        assert blocks, section
-        found += "".join(blocks).replace("\\e", "\\")
+    return "".join(block for section in sections for block in _blocks(section))
+
+
+def _blocks(section: str) -> list[str]:
+    found = re.findall(r"^\.Bd .*?\n(.*?)^\.Ed$", _text_of(section), re.MULTILINE | re.DOTALL)
+    assert found, section
+    return [block.replace("\\e", "\\") for block in found]
+
+
+def _text_of(section: str) -> str:
+    """Up to the next one of any kind."""
+    parts = re.split(r"^\.S[hs] (.*)\n", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return parts[parts.index(section) + 1]
+
+
+def block(section: str, words: str) -> str:
+    """The one of its .Bd blocks that has these words."""
+    [found] = [each for each in _blocks(section) if words in each]
     return found
+
+
+def function(section: str, name: str) -> str:
+    """A function of the shell's, as the reader has it from that section on."""
+    [found] = re.findall(rf"^{name}\(\) \{{.*?^\}}\n", commands(section), re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def tagged(section: str) -> list[str]:
+    """Lines of a list of commands: each is typed as it stands, on a machine."""
+    return re.findall(
+        r"^\.(?:It )?Ql ((?:mcctl|systemctl|journalctl) [^\n]*?) ?,?$",
+        _text_of(section),
+        re.MULTILINE,
+    )
 
 
 def machines(values: Mapping[str, str]) -> str:

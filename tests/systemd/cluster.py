@@ -177,3 +177,23 @@ class Streams:
     def _pieces(file: Path) -> list[str]:
         lines = file.read_text(errors="replace").splitlines()
         return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+class Traffic:
+    """Chats, one after the other, none tried twice."""
+
+    _LOOP = 'while [ -e "$0" ]; do "$@" >/dev/null && echo answered || echo lost; done'
+
+    def __init__(self, machine: Machine, folder: Path, *, api: Api) -> None:
+        self._goes_on = machine.root / "run/traffic"
+        self._goes_on.touch()
+        self._said = folder / "traffic"
+        ask = _curl(8, stream=False, api=api)
+        words = ("bash", "-c", self._LOOP, "/run/traffic", *ask)
+        self._process = machine.begin(*words, out=self._said)
+
+    def expect_all(self) -> None:
+        """Ends it: there were some, and none was lost."""
+        self._goes_on.unlink()
+        assert self._process.wait(WAIT_S) == 0
+        assert set(self._said.read_text().split()) == {"answered"}

@@ -11,27 +11,41 @@ from pathlib import Path
 
 import pytest
 from kit.daemon import wait_for
-from kit.deploy_page import commands, machines
+from kit.deploy_page import block, commands, function, machines, tagged
 from systemd.booting import engine_folder
-from systemd.cluster import WAIT_S, Api, Streams, chat, expect_chat, main_pid
-from systemd.hosts import ADDRESSES, Hosts, hosts_on_a_network
+from systemd.cluster import (
+    WAIT_S,
+    Api,
+    Streams,
+    Traffic,
+    chat,
+    expect_chat,
+    main_pid,
+    pids,
+    wait_until_new,
+)
+from systemd.deployed import (
+    INSTANCES,
+    MASTER,
+    UNITS,
+    URL,
+    VALUES,
+    A,
+    B,
+    api_of,
+    current,
+    expect_shown,
+    follow,
+    huge_pages,
+    mounted,
+    runs_from,
+)
+from systemd.hosts import Hosts, hosts_on_a_network
 from systemd.model import write_model
 
-MASTER, A, B = ADDRESSES
-VALUES = {
-    "MASTER": MASTER,
-    "CACHE": f'"{A} {B}"',
-    "PREFILL": f'"{A} {B}"',
-    "DECODE": f'"{A} {B}"',
-    "MODEL": "~/tiny",
-    "POOL": "64MiB",
-    "DEVICE": "cpu",
-    "KV": "64MiB",
-}
-URL = f"http://{MASTER}:8000"
-INSTANCES = ("mc-cachenode@a.service", "mc-prefill@a.service", "mc-decode@a.service")
-UNITS = {MASTER: ("mc-master.service", "mc-gateway@a.service"), A: INSTANCES, B: INSTANCES}
 REVOKED = f"cache-{B}"
+KEYS, MEMORY = "Keys of nodes that come and go", "The cache's memory"
+STOP = "systemctl stop mooncake.target"
 NUM_STREAMS = 4
 MAX_LINES = 10
 
@@ -48,10 +62,6 @@ def hosts(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def bare(hosts: Hosts) -> dict[str, set[str]]:
     """Their files before: ask for it first."""
     return {address: machine.files() for address, machine in hosts.machines.items()}
-
-
-def follow(hosts: Hosts, *sections: str) -> str:
-    return hosts.type(machines(VALUES) + commands(*sections))
 
 
 def test_bare_machines_become_a_cluster_with_keys_that_answers(
@@ -74,6 +84,7 @@ def test_bare_machines_become_a_cluster_with_keys_that_answers(
     for address, units in UNITS.items():
         for unit in units:
             assert hosts.machines[address].show(unit, "ActiveState") == "active"
+        hosts.machines[address].run("mcctl", "doctor")  # finds no error
 
 
 def test_who_has_no_key_is_refused_and_told_how_to_get_one(hosts: Hosts) -> None:
@@ -85,9 +96,7 @@ def test_who_has_no_key_is_refused_and_told_how_to_get_one(hosts: Hosts) -> None
 
 
 def test_rolling_upgrade_loses_no_answer_and_no_block(hosts: Hosts, tmp_path: Path) -> None:
-    master = hosts.machines[MASTER]
-    given = ("mcctl", "tenant", "key", "team", "--file", "/etc/mooncake/tenants.toml")
-    api = Api(URL, master.run(*given).stdout.strip())
+    master, api = hosts.machines[MASTER], api_of(hosts, "team")
     before = expect_chat(master, api=api)
     (hosts.folder / "dist/wheelhouse/other-1-py3-none-any.whl").touch()  # is another version
     old = current(hosts, A)
@@ -105,21 +114,44 @@ def test_rolling_upgrade_loses_no_answer_and_no_block(hosts: Hosts, tmp_path: Pa
     assert current(hosts, A) == runs_from(hosts, A, INSTANCES[0]) == old
 
 
-def current(hosts: Hosts, address: str) -> str:
-    return (hosts.machines[address].root / "opt/mooncake/current").readlink().name
+def test_keys_are_changed_one_by_one_and_no_request_is_lost(hosts: Hosts, tmp_path: Path) -> None:
+    """Of one daemon of each kind; the gateway has no other beside it, so nobody asks while that one starts."""
+    master, api = hosts.machines[MASTER], api_of(hosts, "team")
+    *others, gateway = block(KEYS, "renew").splitlines(keepends=True)
+    start = machines(VALUES | {"CACHE": A, "PREFILL": A, "DECODE": A})
+    streams, traffic = (
+        Streams(master, tmp_path, NUM_STREAMS, api=api),
+        Traffic(master, tmp_path, api=api),
+    )
+    hosts.type(start + "".join(others))
+    traffic.expect_all()
+    hosts.type(start + function(KEYS, "ready") + function(KEYS, "renew") + gateway)
+    streams.expect_all()
+    listed = json.loads(master.run("mcctl", "keys", "list", "--output", "json").stdout)["keys"]
+    revoked = {key["node"] for key in listed if key.get("revoked")}
+    assert revoked == {f"{role}-{A}" for role in ("cache", "decode", "prefill")} | {"gateway-a"}
+    expect_chat(master, api=api)
 
 
-def runs_from(hosts: Hosts, address: str, unit: str) -> str:
-    """The version."""
-    machine = hosts.machines[address]
-    ran = machine.run("cat", f"/proc/{main_pid(machine, unit)}/cmdline").stdout
-    return ran.split("/releases/")[1].split("/")[0]
+def test_commands_for_a_running_host_do_what_they_say(hosts: Hosts, tmp_path: Path) -> None:
+    master, host = hosts.machines[MASTER], hosts.machines[A]
+    *_, drain, stop = lines = tagged("RUNNING IT")
+    assert stop == STOP
+    going_on = [line for line in lines if line.endswith(("--watch", "--follow", "-f"))]
+    assert len(going_on) == len(lines) - 3
+    expect_shown(host, going_on, "mc-cachenode", tmp_path)
+    [reload] = [line for line in lines if "reload" in line]
+    master.run(*reload.split())
+    wait_for(lambda: "config reloaded" in master.journal("mc-master"), WAIT_S, "a reload")
+    assert REVOKED in drain
+    master.run(*drain.split())
+    drained = json.loads(master.run("mcctl", "node", "list", "--output", "json").stdout)["nodes"]
+    assert [each["node"]["node"] for each in drained if each["is_draining"]] == [REVOKED]
+    expect_chat(master, api=api_of(hosts, "team"))
 
 
 def test_revoked_node_is_put_out_and_does_not_fill_the_log(hosts: Hosts) -> None:
-    [line] = re.findall(
-        r"^on .* keys revoke .*\n", commands("Keys of nodes that come and go"), re.M
-    )
+    [line] = re.findall(r"^on .* keys revoke .*\n", commands(KEYS), re.M)
     assert REVOKED in line
     hosts.type(machines(VALUES) + line)
     master = hosts.machines[MASTER]
@@ -138,14 +170,72 @@ def test_revoked_node_is_put_out_and_does_not_fill_the_log(hosts: Hosts) -> None
     assert set(states.values()) == {"alive"}
 
 
-def test_gateway_serves_tenants_alone(hosts: Hosts) -> None:
+def test_second_cache_node_stays_on_its_numa_node(hosts: Hosts) -> None:
+    host = hosts.machines[A]
+    pinned = block("Several instances on a host", "NUMAPolicy")
+    assert "SECOND=1 " in pinned
+    hosts.type(
+        machines(VALUES)
+        + f"host={A}\n"
+        + function("3. Keys", "key")
+        + pinned.replace("SECOND=1", "SECOND=0")
+    )
+    unit = "mc-cachenode@b.service"
+    host.run("systemd-analyze", "verify", "--man=no", "--recursive-errors=one", unit)
+    process = host.root / f"proc/{main_pid(host, unit)}"
+    areas = (process / "numa_maps").read_text().splitlines()
+    assert areas
+    assert all(area.split()[1] == "bind:0" for area in areas if area.split()[1] != "default")
+    [allowed] = re.findall(r"^Cpus_allowed_list:\s+(\S+)$", (process / "status").read_text(), re.M)
+    assert allowed == (host.root / "sys/devices/system/node/node0/cpulist").read_text().strip()
+    hosts.machines[MASTER].run("mcctl", "wait", "ready", "--nodes", "7", "--timeout", "60")
+
+
+def test_memory_of_a_host_grows_in_use_and_moves_to_huge_pages(hosts: Hosts) -> None:
+    host, master, api = hosts.machines[A], hosts.machines[MASTER], api_of(hosts, "team")
+    unit = INSTANCES[0]
+    start, old = machines(VALUES) + f"host={A}\n", main_pid(host, unit)
+    hosts.type(start + block(MEMORY, "size="))
+    assert "size=209715200k" in mounted(host)
+    assert main_pid(host, unit) == old
+    with huge_pages(host, 32) as pages:
+        if pages:
+            hosts.type(start + re.sub("PAGES=[0-9]+", f"PAGES={pages}", block(MEMORY, "hugetlbfs")))
+            assert " hugetlbfs " in mounted(host)
+            expect_chat(master, api=api)
+            old_pids = pids(host, unit)
+            host.run("systemctl", "kill", "--signal", "KILL", unit)
+            wait_until_new(host, old_pids)
+            expect_chat(master, api=api)
+            assert re.search(r" blocks=[1-9]", host.show(unit, "StatusText"))
+        hosts.type(start + block(MEMORY, "systemctl stop 'mc-cachenode@*' var-lib"))
+        assert not mounted(host)
+
+
+def test_gateway_serves_tenants_alone_and_counts_what_it_was_giving_when_it_is_killed(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     assert "acme" in follow(hosts, "Tenants")
-    assert chat(hosts.machines[MASTER], api=Api(URL)) is None
+    master, unit = hosts.machines[MASTER], UNITS[MASTER][1]
+    assert chat(master, api=Api(URL)) is None
+    noted = master.root / "var/lib/mooncake/mc-gateway-a/running-gateway-a.jsonl"
+    Streams(master, tmp_path, 1, max_tokens=1500, api=api_of(hosts, "acme"))
+    wait_for(noted.exists, WAIT_S, "a note of what runs")
+    old = pids(master, unit)
+    master.run("systemctl", "kill", "--signal", "KILL", unit)
+    wait_until_new(master, old)
+    said = master.run("mcctl", "tenant", "usage", "acme", "--output", "json").stdout
+    [used] = json.loads(said)["usage"]
+    assert used["requests"] == 1
+    assert used["completion_tokens"] >= 1
 
 
 def test_uninstall_leaves_nothing(hosts: Hosts, bare: dict[str, set[str]]) -> None:
+    hosts.machines[B].run(*STOP.split())
+    assert [main_pid(hosts.machines[B], unit) for unit in INSTANCES] == [0] * len(INSTANCES)
     follow(hosts, "Uninstall")
     for address, machine in hosts.machines.items():
         assert [main_pid(machine, unit) for unit in UNITS[address]] == [0] * len(UNITS[address])
         assert machine.files() == bare[address]
+        assert not list((machine.root / "dev/shm").iterdir())
         assert not machine.run("getent", "passwd", "mooncake", fails=True).stdout

@@ -23,7 +23,7 @@ from daemons.protocol.node import (
     Role,
 )
 from daemons.protocol.segment import DataAddress
-from mcctl.commands.doctor import check_clock
+from mcctl.commands.doctor import check_clock, of_units
 from mcctl.doctor.cluster import check_cluster
 from mcctl.doctor.configs import check_configs, load_all
 from mcctl.doctor.finding import Finding
@@ -60,6 +60,13 @@ def cachenode(directory: Path, more: str = "", number: int = 0) -> str:
 
 def test_a_good_host_has_no_findings(tmp_path: Path) -> None:
     assert check(tmp_path, mc_cachenode__0=cachenode(Path("/dev/shm"))) == []
+
+
+def test_where_none_is_named_files_are_read_that_a_unit_reads(tmp_path: Path) -> None:
+    read = ["mc-cachenode@a.toml", "mc-decode@gpu1.toml", "mc-master.toml"]
+    for name in (*read, "mc-decode.toml", "mc-cachenode@a.toml.new", "mcctl.toml", "tenants.toml"):
+        (tmp_path / name).touch()
+    assert [path.name for path in of_units(tmp_path)] == read
 
 
 def test_a_bad_config_is_named(tmp_path: Path) -> None:
