@@ -61,26 +61,37 @@ def expect_shown(machine: Machine, lines: list[str], what: str, folder: Path) ->
 
 
 def mounted(host: Machine) -> str:
-    found = re.findall(
-        r"^\S+ /var/lib/mooncake/segments .*$", (host.root / "proc/mounts").read_text(), re.M
-    )
-    return "".join(found)
+    """Where segments lie, as the kernel says it; empty: nothing is mounted there."""
+    mounts = host.run("cat", "/proc/mounts").stdout
+    return "".join(re.findall(r"^\S+ /var/lib/mooncake/segments .*$", mounts, re.M))
 
 
 @contextmanager
 def huge_pages(host: Machine, num: int) -> Iterator[int]:
-    """How many the kernel has with `num` more, which the host may set too; 0 where no memory is in one piece."""
+    """How many the kernel has with `num` more, which the host may set too; 0 where it gives none."""
     setting = Path("/proc/sys/vm/nr_hugepages")
     before = int(setting.read_text())
-    inside = f"/proc/{setting.relative_to('/proc')}"
+    if not _are_set(setting, before + num):
+        REMARKS.append(f"the kernel gives no {num} huge pages: a hugetlbfs was not tried")
+        yield 0
+        return
     try:
-        setting.write_text(str(before + num))
-        is_there = int(setting.read_text()) >= before + num
-        if not is_there:
-            REMARKS.append(f"no {num} huge pages could be had: hugetlbfs was not tried")
         host.run(
-            "bash", "-c", f"mount --bind {inside} {inside} && mount -o remount,bind,rw {inside}"
+            "bash", "-c", f"mount --bind {setting} {setting} && mount -o remount,bind,rw {setting}"
         )
-        yield before + num if is_there else 0
+        yield before + num
     finally:
-        setting.write_text(str(before))
+        _are_set(setting, before)
+
+
+def _are_set(setting: Path, num: int) -> bool:
+    """All, or as many as before: it gives what it has in one piece."""
+    before = setting.read_text()
+    try:
+        setting.write_text(str(num))
+    except OSError:
+        return False
+    if int(setting.read_text()) >= num:
+        return True
+    setting.write_text(before)
+    return False
