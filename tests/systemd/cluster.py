@@ -173,6 +173,10 @@ class Streams:
             assert pieces[-1] == "[DONE]"
             assert '"finish_reason":"length"' in "".join(pieces[-3:])
 
+    def expect_cut(self) -> None:
+        """None came to its end."""
+        assert all(process.wait(WAIT_S) for process in self._processes)
+
     @staticmethod
     def _pieces(file: Path) -> list[str]:
         lines = file.read_text(errors="replace").splitlines()

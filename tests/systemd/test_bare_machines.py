@@ -235,12 +235,13 @@ def test_gateway_serves_tenants_alone_and_counts_what_it_was_giving_when_it_is_k
     assert chat(master, api=Api(URL)) is None
     noted = master.root / "var/lib/mooncake/mc-gateway-a/running-gateway-a.jsonl"
     old = pids(master, unit)
-    Streams(master, tmp_path, 1, max_tokens=1000, api=api_of(hosts, "acme"))
+    streams = Streams(master, tmp_path, 1, max_tokens=1000, api=api_of(hosts, "acme"))
     signal_decode(hosts, "STOP")  # or the answer could have ended
     wait_for(noted.exists, WAIT_S, "a note of what runs")
     master.run("systemctl", "kill", "--signal", "KILL", unit)
     wait_until_new(master, old)
     signal_decode(hosts, "CONT")
+    streams.expect_cut()
     said = master.run("mcctl", "tenant", "usage", "acme", "--output", "json").stdout
     [used] = json.loads(said)["usage"]
     assert used["requests"] == 1
