@@ -3,7 +3,7 @@
 Every access to a region goes through `check_within`; nothing here allocates or copies by Python loops per byte.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 
 import numpy as np
@@ -36,6 +36,27 @@ def check_within(ranges: Strided, size_bytes: int, what: str) -> None:
 def length_of(all_ranges: Iterable[Strided]) -> int:
     """Bytes of all together."""
     return sum([ranges.row_bytes * ranges.num_rows for ranges in all_ranges])
+
+
+def joined(all_ranges: Sequence[Strided]) -> list[Strided]:
+    """The same bytes in the same order: runs that continue each other are one."""
+    found: list[Strided] = []
+    start = end = 0
+    for ranges in all_ranges:
+        offset = ranges.offset
+        if ranges.num_rows == 1 and offset == end and start < end:
+            end += ranges.row_bytes
+            continue
+        if start < end:
+            found.append(contiguous(start, end - start))
+        if ranges.num_rows == 1:
+            start, end = offset, offset + ranges.row_bytes
+        else:
+            found.append(ranges)
+            start = end = 0
+    if start < end:
+        found.append(contiguous(start, end - start))
+    return found
 
 
 def rows_of(memory: ByteArray, ranges: Strided) -> ByteArray:

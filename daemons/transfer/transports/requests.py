@@ -9,7 +9,7 @@ from daemons.core.errors import ProtocolError, TransferError
 from daemons.protocol.segment import Grant, RegionRef, Strided
 from daemons.transfer.capability import encode_grant
 from daemons.transfer.device_memory import on_host
-from daemons.transfer.strided import contiguous, copy, iovecs_of, length_of
+from daemons.transfer.strided import contiguous, copy, iovecs_of, joined, length_of
 from daemons.transfer.transports import exchange, wire
 from daemons.transfer.transports.base import ReadBatch, WriteBatch, describe
 from daemons.transfer.transports.exchange import Stream
@@ -48,8 +48,15 @@ def encode(
 
 
 def encode_write(op: wire.Op, batch: WriteBatch, part: range, body: bytes) -> bytes:
-    ranges = tuple(write.remote for write in batch.writes[part.start : part.stop])
-    return encode(op, batch.region, ranges, batch.capability, body=body)
+    ranges = [write.remote for write in batch.writes[part.start : part.stop]]
+    if op != wire.Op.PULL:  # whose body names a source for each
+        ranges = _named(ranges, batch.capability)
+    return encode(op, batch.region, tuple(ranges), batch.capability, body=body)
+
+
+def _named(ranges: list[Strided], capability: Grant | None) -> list[Strided]:
+    """Fewer to pack and to parse where some are neighbours. What was granted is asked for as it was granted."""
+    return ranges if capability is not None else joined(ranges)
 
 
 def read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
@@ -57,7 +64,7 @@ def read_part(stream: Stream, batch: ReadBatch, part: range) -> None:
     reads = batch.reads[part.start : part.stop]
     if not reads:
         return
-    ranges = tuple([read.remote for read in reads])
+    ranges = tuple(_named([read.remote for read in reads], batch.capability))
     guard = batch.generation
     word = None if guard is None else (guard.region_id, guard.index)
     request = encode(wire.Op.READ, batch.region, ranges, batch.capability, word)

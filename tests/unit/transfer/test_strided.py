@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import Strided
-from daemons.transfer.strided import check_within, copy, iovecs
+from daemons.transfer.strided import check_within, contiguous, copy, iovecs, joined, length_of
 
 
 def reference(memory: np.ndarray, ranges: Strided) -> bytes:
@@ -53,6 +53,24 @@ def test_copy_moves_exactly_the_ranges(ranges: tuple[Strided, Strided]) -> None:
 def test_iovecs_cover_the_ranges(ranges: Strided) -> None:
     memory = np.random.default_rng(2).integers(0, 256, ranges.end, np.uint8)
     assert b"".join(bytes(v) for v in iovecs(memory.data, ranges)) == reference(memory, ranges)
+
+
+@given(st.lists(st.integers(1, 40).flatmap(strided), max_size=8))
+def test_joined_ranges_name_the_same_bytes_in_the_same_order(all_ranges: list[Strided]) -> None:
+    memory = np.random.default_rng(3).integers(0, 256, 2000, np.uint8)
+    found = joined(all_ranges)
+    assert b"".join([reference(memory, each) for each in found]) == b"".join(
+        [reference(memory, each) for each in all_ranges]
+    )
+    assert length_of(found) == length_of(all_ranges)
+
+
+def test_runs_that_continue_each_other_are_one() -> None:
+    rows = Strided(offset=30, row_bytes=5, num_rows=2, stride_bytes=9)
+    found = joined(
+        [contiguous(0, 10), contiguous(10, 20), rows, contiguous(44, 1), contiguous(0, 3)]
+    )
+    assert found == [contiguous(0, 30), rows, contiguous(44, 1), contiguous(0, 3)]
 
 
 @given(
