@@ -139,10 +139,15 @@ class Lookups:
             level = replicas.next.values[level].astype(np.intp)
             is_longer = level != NO_ROW
             at, level = at[is_longer], level[is_longer]
+        row_of = {host: number for number, host in enumerate(first)}
+        slot_of, following = replicas.slot.values, replicas.next.values
+        named_until_s, host_of = replicas.named_until_s.values, tables.slots.host
         for index, replica in zip(at.tolist(), level.tolist(), strict=True):
-            for host in self._hosts_of(replica, now_s):
-                if host in first:
-                    holds[first.index(host), index] = True
+            while replica != NO_ROW:
+                holder = row_of.get(host_of.item(slot_of.item(replica)))
+                if holder is not None and named_until_s.item(replica) <= now_s:
+                    holds[holder, index] = True
+                replica = following.item(replica)
         num_leading = np.where(holds.all(axis=1), len(rows), holds.argmin(axis=1)).tolist()
         return {
             tables.slots.host_ids[host]: count

@@ -129,15 +129,18 @@ class ReplicaTable:
                 order[at[is_better]] = other_order[is_better]
                 level = self.next.values[level].astype(np.intp)
                 at, level = at[level != NO_ROW], level[level != NO_ROW]
-            rank_of = self.slots.rank_near(near)
-            for index, first in zip(at.tolist(), level.tolist(), strict=True):
-                for replica in self.chain(first):
-                    slot = self.slot.values.item(replica)
-                    is_named = self.named_until_s.values.item(replica) > now_s
+            rank_of, slot_of = self.slots.rank_near(near), self.slot.values
+            is_any_named, following = now_s < self.last_named_until_s, self.next.values
+            for index, replica in zip(at.tolist(), level.tolist(), strict=True):
+                best_order = order.item(index)
+                while replica != NO_ROW:
+                    slot = slot_of.item(replica)
+                    is_named = is_any_named and self.named_until_s.values.item(replica) > now_s
                     rank = (self.slots.named_rank if is_named else rank_of).item(slot)
                     in_order = rank * num_slots + (slot + turn) % num_slots
-                    if in_order > order.item(index):
-                        best[index], ranks[index], order[index] = replica, rank, in_order
+                    if in_order > best_order:
+                        best[index], ranks[index], best_order = replica, rank, in_order
+                    replica = following.item(replica)
             heads = best
         if np.count_nonzero(ranks == UNREADABLE):
             return np.where(ranks > UNREADABLE, heads, NO_ROW)
