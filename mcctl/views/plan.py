@@ -7,6 +7,7 @@ import msgspec
 from daemons.core.units import format_count, format_duration
 from daemons.simulation.capacity import CapacityPoint
 from daemons.simulation.hardware import HardwareProfile
+from daemons.simulation.max_rate import ENOUGH, RatePoint
 from daemons.simulation.outcome import SimulationResult
 from daemons.simulation.sizing import MemoryChoice
 from mcctl import render
@@ -37,6 +38,10 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     """Ways to equip the prefill nodes of that cluster."""
     best_memory: str
     """The cheapest that is about as good as the best."""
+    rates: list[RatePoint]
+    """Of the best cluster with the profile's memory: goodput when the same requests come at other rates."""
+    max_requests_per_s: float
+    """The highest of these at which nine of ten requests are within both objectives; 0: none of them."""
 
 
 def show_plan(result: PlanResult, profile: HardwareProfile, nodes: int) -> None:
@@ -97,12 +102,25 @@ def _answers(
             "how many nodes of each kind?",
             f"{best.cluster}: {best.goodput:.1%} of requests within both objectives",
         ),
+        ("how many requests a second?", _served(result)),
         ("how much memory?", f"{_equipment(bought, token_gb)} in each prefill node"),
         (
             "how fast a network?",
             f"each node sends {result.network_gbit_s:.1f} Gbit/s on average; bursts need several times that",
         ),
     ]
+
+
+def _served(result: PlanResult) -> str:
+    if not result.rates:
+        return "all of these come at once: no rate can be told"
+    if not result.max_requests_per_s:
+        return f"not even {result.rates[0].requests_per_s:.2f} with {ENOUGH:.0%} within both objectives"
+    least = "at least " if result.rates[-1].requests_per_s == result.max_requests_per_s else ""
+    return (
+        f"{least}{result.max_requests_per_s:.2f} like these on {result.best_cluster}, {ENOUGH:.0%} of them within both "
+        "objectives"
+    )
 
 
 def _enough(result: PlanResult) -> CapacityPoint:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from daemons.simulation.capacity import CapacityPoint
 from daemons.simulation.outcome import SimulationResult
 from mcctl.views.line_plot import Chart, Line, page
+from mcctl.views.plan import PlanResult
 
 
 def run_charts(results: Sequence[SimulationResult]) -> str:
@@ -56,25 +57,26 @@ def run_charts(results: Sequence[SimulationResult]) -> str:
     )
 
 
-def plan_charts(
-    curve: Sequence[CapacityPoint], distinct_tokens: int, results: Sequence[SimulationResult]
-) -> str:
-    """SVG: hit rate over capacity, up to where more finds nothing more, and goodput over the split."""
+def plan_charts(plan: PlanResult) -> str:
+    """SVG: hit rate over capacity, up to where more finds nothing more, and goodput over the split and the rate."""
+    curve = plan.hit_curve
     hits = {
         name: [(0.0, 0.0), *_sized(point for point in curve if point.eviction == name)]
         for name in dict.fromkeys(point.eviction for point in curve)
     }
     largest = max(size for size, _ in next(iter(hits.values())))
-    splits = [(float(result.num_prefills), result.goodput) for result in results]
+    splits = [(float(result.num_prefills), result.goodput) for result in plan.clusters]
+    rates = [(point.requests_per_s, point.goodput) for point in plan.rates]
     return page(
         [
             Chart(
                 "Share of prompt tokens found in one cache",
                 "capacity, million tokens",
                 [Line(name, points) for name, points in hits.items()],
-                max_x=min(largest, max(1.0, distinct_tokens / 1e6)),
+                max_x=min(largest, max(1.0, plan.distinct_tokens / 1e6)),
             ),
             Chart("Goodput by split", "prefill nodes", [Line("all nodes together", splits)]),
+            Chart("Goodput by rate", "requests a second", [Line(plan.best_cluster, rates)]),
         ]
     )
 

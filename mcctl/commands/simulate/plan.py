@@ -9,10 +9,12 @@ import typer
 from daemons.simulation.capacity import CapacityPoint, hit_curve, num_distinct_tokens
 from daemons.simulation.disaggregated import DisaggregatedPlan
 from daemons.simulation.hardware import DEFAULT, HardwareProfile, find_profile
+from daemons.simulation.max_rate import RatePoint, max_requests_per_s, rate_curve
 from daemons.simulation.outcome import Objectives
 from daemons.simulation.pool import EVICTION_NAMES
+from daemons.simulation.simulate import name_of, simulate
 from daemons.simulation.sizing import MemoryChoice, best_choice, sizes_to_try
-from daemons.simulation.trace import TraceRequest
+from daemons.simulation.trace import TraceRequest, at_rate
 from mcctl import render
 from mcctl.commands.simulate.flags import (
     MAX_NODES,
@@ -35,6 +37,8 @@ from mcctl.views.simulation import RUN_COLUMNS
 from mcctl.views.simulation_plot import plan_charts
 
 _NUM_CAPACITIES: Final = 8
+_LEAST_SPAN: Final = 4
+"""Of a rate, as a multiple of the TTFT objective: a shorter burst would only be queued."""
 
 
 @prints(PlanResult)
@@ -76,7 +80,9 @@ def plan(
     objectives = Objectives(ttft_slo, tbt_slo)
     results = simulate_all(requests, plans, profile, objectives)
     best = max(results, key=lambda run: (round(run.goodput, 3), -run.ttft_s.mean))
-    memory = _try_memory(requests, plans[results.index(best)], profile, objectives)
+    best_plan = plans[results.index(best)]
+    memory = _try_memory(requests, best_plan, profile, objectives)
+    rates = _try_rates(requests, best_plan, profile, objectives)
     count, span_s = len(requests), max(requests[-1].arrival_s, 1e-9)
     result = PlanResult(
         num_requests=count,
@@ -91,6 +97,8 @@ def plan(
         network_gbit_s=8 * best.network_gb / max(best.makespan_s, 1e-9) / nodes,
         memory=memory,
         best_memory=best_choice(memory).name,
+        rates=rates,
+        max_requests_per_s=max_requests_per_s(rates),
     )
     match settings_of(context).output:
         case "json":
@@ -100,7 +108,7 @@ def plan(
         case "table":
             show_plan(result, profile, nodes)
     if plot is not None:
-        write_plot(plot, plan_charts(curve, result.distinct_tokens, results))
+        write_plot(plot, plan_charts(result))
 
 
 def _try_memory(
@@ -127,6 +135,22 @@ def _try_memory(
         )
         for size, run in zip(sizes, runs, strict=True)
     ]
+
+
+def _try_rates(
+    requests: Sequence[TraceRequest],
+    plan: DisaggregatedPlan,
+    profile: HardwareProfile,
+    objectives: Objectives,
+) -> list[RatePoint]:
+    """What this cluster makes of the same requests at other rates."""
+    with render.progress("replaying") as progress:
+
+        def goodput_at(factor: float) -> float:
+            progress(f"{name_of(plan)} at {factor:g} times the rate")
+            return simulate(at_rate(requests, factor), plan, profile, objectives).goodput
+
+        return rate_curve(requests, goodput_at, least_span_s=_LEAST_SPAN * objectives.ttft_s)
 
 
 def _hit_curves(requests: Sequence[TraceRequest], evictions: Sequence[str]) -> list[CapacityPoint]:

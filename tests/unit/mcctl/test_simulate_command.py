@@ -61,6 +61,7 @@ def test_plan_shows_what_a_cache_finds(capsys: pytest.CaptureFixture[str], trace
     found = json.loads(out)
     assert found["best_cluster"] in {run["cluster"] for run in found["clusters"]}
     assert found["best_memory"] in {choice["name"] for choice in found["memory"]}
+    assert found["max_requests_per_s"] == max(rate["requests_per_s"] for rate in found["rates"])
 
 
 def test_each_eviction_policy_is_replayed_and_drawn(
@@ -84,7 +85,7 @@ def test_each_eviction_policy_is_replayed_and_drawn(
     # The largest round size has room for all there is.
     assert {point["hit_fraction"] for point in curve[half - 2 : half]} == {5 * 512 / 9000}
     lines = ElementTree.parse(picture).getroot().findall(".//{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 3
+    assert len(lines) == 4
 
 
 def test_lower_tiers_are_shown_beside_the_runs(
@@ -122,7 +123,7 @@ def test_each_admission_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
-    for verb, charts in (("run", 5), ("plan", 2)):
+    for verb, charts in (("run", 5), ("plan", 3)):
         picture = tmp_path / f"{verb}.svg"
         status, _, _ = mcctl(capsys, verb, str(trace), "--plot", str(picture))
         assert status == 0
