@@ -67,6 +67,7 @@ def plan_charts(plan: PlanResult) -> str:
     largest = max(size for size, _ in next(iter(hits.values())))
     splits = [(float(result.num_prefills), result.goodput) for result in plan.clusters]
     rates = [(point.requests_per_s, point.goodput) for point in plan.rates]
+    by_rate = Chart("Goodput by rate", "requests a second", [Line(plan.best_cluster, rates)])
     return page(
         [
             Chart(
@@ -76,7 +77,7 @@ def plan_charts(plan: PlanResult) -> str:
                 max_x=min(largest, max(1.0, plan.distinct_tokens / 1e6)),
             ),
             Chart("Goodput by split", "prefill nodes", [Line("all nodes together", splits)]),
-            Chart("Goodput by rate", "requests a second", [Line(plan.best_cluster, rates)]),
+            *([by_rate] if len(rates) > 1 else ()),
         ]
     )
 

@@ -85,7 +85,7 @@ def test_each_eviction_policy_is_replayed_and_drawn(
     # The largest round size has room for all there is.
     assert {point["hit_fraction"] for point in curve[half - 2 : half]} == {5 * 512 / 9000}
     lines = ElementTree.parse(picture).getroot().findall(".//{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 4
+    assert len(lines) == 3
 
 
 def test_lower_tiers_are_shown_beside_the_runs(
@@ -123,9 +123,10 @@ def test_each_admission_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
-    for verb, charts in (("run", 5), ("plan", 3)):
+    # At other rates than its own a trace is only drawn where that says something.
+    for verb, charts, slo in (("run", 5, "30"), ("plan", 2, "30"), ("plan", 3, "0.001")):
         picture = tmp_path / f"{verb}.svg"
-        status, _, _ = mcctl(capsys, verb, str(trace), "--plot", str(picture))
+        status, _, _ = mcctl(capsys, verb, str(trace), "--ttft-slo", slo, "--plot", str(picture))
         assert status == 0
         image = ElementTree.parse(picture).getroot()
         lines = image.findall(".//{http://www.w3.org/2000/svg}polyline")
