@@ -31,7 +31,7 @@ from daemons.engine.kv_arena import TORCH_DTYPES, KvArena, KvSlot
 from daemons.engine.linear import ROW_BUCKETS, bucket, can_pack
 from daemons.engine.model_files import read_json
 from daemons.engine.models import read_decoder_config
-from daemons.engine.models.decoder import LOGIT_ROWS, Decoder
+from daemons.engine.models.decoder import LAST_ROWS, LOGIT_ROWS, Decoder
 from daemons.engine.slots import round_up
 from daemons.engine.wide import Tail, WidePass
 
@@ -82,7 +82,7 @@ class Runner:
             self.model = Decoder(config, weights, self.max_positions)
             self.attention = Attention(config, arena, self.max_positions)
             self.decode_attention = DecodeAttention(config, arena, self.attention)
-            self.wide = WidePass(self.model, arena.rows)
+            self.wide = WidePass(self.model, arena.rows, self.attention)
         give_back_free_memory()
 
     def numerics_id(self) -> str:
@@ -193,7 +193,7 @@ class Prefill:
         end = min(round_up(start + 1), len(self._tokens))
         finish_chunk(self._slot, end)
         tokens, positions = self._rows(start, end)
-        hidden = runner.model.forward(tokens, positions, self._attend)
+        hidden = runner.model.forward(tokens, positions, self._attend, LAST_ROWS)
         return self._reach(end, hidden[:1])
 
     def _step_wide(self, num_whole: int) -> torch.Tensor | None:
@@ -206,7 +206,7 @@ class Prefill:
         finish_chunk(self._slot, end)
         whole = self._tokens[:num_whole].to(runner.device)
         hidden = runner.wide.run(self._slot, whole, (self._begin, self._hooks.after_layer), tail)
-        return self._reach(end, hidden[:1] if tail else hidden[-1:])
+        return self._reach(end, hidden[:1])
 
     def _rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and positions, last position first, as attention wants them, and padded."""

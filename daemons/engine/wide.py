@@ -12,11 +12,11 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from daemons.engine.attention import Masks, cancelling_probe
+from daemons.engine.attention import Attention, Masks, cancelling_probe
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.kv_arena import KvSlot
 from daemons.engine.models.config import DecoderConfig
-from daemons.engine.models.decoder import Attend, Decoder
+from daemons.engine.models.decoder import LAST_ROWS, Attend, Decoder
 from daemons.engine.probe_record import recall
 
 # Bounds the memory of a pass: a few rows of hidden states a token.
@@ -43,8 +43,9 @@ class Tail:
 class WidePass:
     """What passes share; `num_tokens` says how many whole chunks one would take."""
 
-    def __init__(self, model: Decoder, like: torch.Tensor) -> None:
+    def __init__(self, model: Decoder, like: torch.Tensor, attention: Attention) -> None:
         self._model = model
+        self._attention = attention
         # Kernels of an accelerator have their own ways with a mask of none.
         self._is_usable = not like.is_cuda and recall(
             f"wide {model.config.num_heads} {model.config.num_kv_heads} {model.config.head_dim}",
@@ -65,31 +66,38 @@ class WidePass:
     ) -> torch.Tensor:
         """Compute `tokens` from position 0 on, whole chunks, and the tail behind them.
 
-        Returns hidden states: the tail's, or else those of the last whole rows in order of position.
+        Returns hidden states of the last LAST_ROWS positions, the last one first.
         """
         model, num_tokens, (begins, ends) = self._model, len(tokens), hooks
-        config, rope, end = model.config, model.rope, num_tokens if tail is None else tail.end
+        end = num_tokens if tail is None else tail.end
         steps = range(0, num_tokens, model.wide_rows)
         spans = [slice(at, min(at + model.wide_rows, num_tokens)) for at in steps]
         pieces = [model.embed(tokens[span]) for span in spans]
-        queries = pieces[0].new_empty(num_tokens, config.num_heads, config.head_dim)
+        heads = (model.config.num_heads, model.config.head_dim)
+        queries = pieces[0].new_empty(num_tokens, *heads)
         if tail is not None:
             last = model.embed(tail.tokens)
-            last_rotation = rope.cos[tail.positions], rope.sin[tail.positions]
-        for layer in range(config.num_layers):
+            last_rotation = model.rope.cos[tail.positions], model.rope.sin[tail.positions]
+        final_layer = model.config.num_layers - 1
+        for layer in range(model.config.num_layers):
             begins(layer)
             keys, values = slot.keys[layer][:num_tokens], slot.values[layer][:num_tokens]
             for span, hidden in zip(spans, pieces, strict=True):
-                rotation = rope.cos[span], rope.sin[span]
+                rotation = model.rope.cos[span], model.rope.sin[span]
                 queries[span], keys[span], values[span] = model.heads(layer, hidden, rotation)
             if tail is not None:
-                attended = tail.attend(layer, *model.heads(layer, last, last_rotation))
-                model.after_attention(layer, last, attended)
+                last = model.layer(layer, last, last_rotation, tail.attend, LAST_ROWS)
             ends(layer, 0, end)
-            attended = attend(queries, keys, values).flatten(1)
-            for span, hidden in zip(spans, pieces, strict=True):
-                model.after_attention(layer, hidden, attended[span])
-        return pieces[-1] if tail is None else last
+            if layer < final_layer:
+                attended = attend(queries, keys, values).flatten(1)
+                for span, hidden in zip(spans, pieces, strict=True):
+                    model.after_attention(layer, hidden, attended[span])
+        if tail is not None:
+            return last
+        attended = self._attention.chunk(
+            queries[-LAST_ROWS:].flip(0), slot, final_layer, num_tokens
+        )
+        return model.after_attention(final_layer, pieces[-1][-LAST_ROWS:].flip(0), attended)
 
 
 def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

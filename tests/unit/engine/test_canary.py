@@ -32,7 +32,7 @@ def test_signature_tells_apart_what_rounds_differently(make_tiny: Any) -> None:
         runner = Runner(path, KvArena(read_geometry(path, "bfloat16"), 4096))
         if spoil:
             with torch.inference_mode():
-                runner.model.layers[0].mlp_norm.mul_(1 + 2**-7)
+                runner.model.layers[0].mlp_norm.weight.mul_(1 + 2**-7)
         run_canary(runner)
         ids.append(runner.numerics_id())
     assert ids[0] == ids[1] != ids[2]
@@ -48,8 +48,8 @@ def test_canary_sees_prefill_that_depends_on_where_it_starts(make_tiny: Any) -> 
     def spoil(runner: Runner) -> None:
         forward = runner.model.forward
 
-        def wrong(tokens: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
-            return forward(tokens, positions + (len(tokens) < 200), attend)
+        def wrong(tokens: torch.Tensor, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
+            return forward(tokens, positions + (len(tokens) < 200), *rest)
 
         runner.model.forward = wrong  # type: ignore[method-assign]
 
@@ -62,8 +62,8 @@ def test_canary_sees_prompts_whose_length_shows_in_their_kv(make_tiny: Any) -> N
     def spoil(runner: Runner) -> None:
         forward = runner.model.forward
 
-        def wrong(tokens: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
-            return forward(tokens + (positions.max() == 319), positions, attend)
+        def wrong(tokens: torch.Tensor, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
+            return forward(tokens + (positions.max() == 319), positions, *rest)
 
         runner.model.forward = wrong  # type: ignore[method-assign]
 

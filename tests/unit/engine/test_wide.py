@@ -7,7 +7,8 @@ import torch
 from daemons.engine import wide
 from daemons.engine.kv_arena import KvArena
 from daemons.engine.models import read_geometry
-from daemons.engine.runner import Runner
+from daemons.engine.models.decoder import LAST_ROWS
+from daemons.engine.runner import DecodeRow, Runner
 from daemons.engine.wide import WidePass
 
 MakeRunner = Callable[..., Runner]
@@ -35,6 +36,29 @@ def test_a_wide_pass_writes_the_bits_of_chunk_by_chunk(
     finally:
         runner.arena.free(one)
         runner.arena.free(other)
+
+
+@pytest.mark.parametrize("length", [200, 512, 1000])
+def test_the_last_layer_ends_for_the_last_rows_only(
+    make_tiny: Any, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    path = make_tiny("llama-tied").path
+    runner = Runner(path, KvArena(read_geometry(path, "float32"), 1024))
+    after_attention, num_layers = runner.model.after_attention, runner.config.num_layers
+    ended = [0] * num_layers
+
+    def counted(layer: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        ended[layer] += len(hidden)
+        return after_attention(layer, hidden, attended)
+
+    monkeypatch.setattr(runner.model, "after_attention", counted)
+    slot, tokens = runner.arena.allocate(length), prompt(length)
+    logits = runner.prefill(slot, tokens)
+    assert all(num_rows >= length for num_rows in ended[:-1])
+    assert ended[-1] == LAST_ROWS
+    monkeypatch.undo()
+    again = runner.decode([DecodeRow(slot, tokens[-1], length - 1)])[0]
+    torch.testing.assert_close(again, logits)
 
 
 def test_a_pass_has_a_longest_prompt(make_tiny: Any, make_runner: MakeRunner) -> None:
