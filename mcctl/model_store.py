@@ -126,7 +126,7 @@ def run_converter(gguf: Path, directory: Path, dtype: str, progress: Progress) -
     command = [
         sys.executable,
         "-m",
-        "daemons.engine.convert",
+        "daemons.engine.checkpoint.convert",
         str(gguf),
         str(directory),
         "--dtype",

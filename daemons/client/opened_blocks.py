@@ -16,8 +16,8 @@ from daemons.core.errors import McError, TransferError
 from daemons.core.ids import NodeId
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import Grant, RegionGrant, RegionRef
-from daemons.store.runs import BlockRun, runs_of
-from daemons.store.seal import BadSeal, Trailer, parse_trailer, row_checksums
+from daemons.store.segment.runs import BlockRun, runs_of
+from daemons.store.segment.seal import BadSeal, Trailer, parse_trailer, row_checksums
 from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine
 from daemons.transfer.capability import MAX_RANGES
 

@@ -21,7 +21,7 @@ from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Channel, Loop
-from daemons.store.object_rows import OBJECT_MODEL
+from daemons.store.directory.object_rows import OBJECT_MODEL
 
 BLOCK_BYTES: Final = 4096
 CHAIN_BLOCKS: Final = 250

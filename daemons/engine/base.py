@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from daemons.core.errors import McError
+from daemons.engine.arena.slots import Slot
+from daemons.engine.decode.sequence import Sequence
 from daemons.engine.geometry import KvGeometry
-from daemons.engine.sequence import Sequence
-from daemons.engine.slots import Slot
 from daemons.protocol.request import SamplingParams
 
 

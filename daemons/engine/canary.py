@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from daemons.core.errors import Exhausted
-from daemons.engine.checkpoint import give_back_free_memory
-from daemons.engine.decode_forms import KEY_GRIDS
+from daemons.engine.arena.kv_arena import KvSlot
+from daemons.engine.checkpoint.checkpoint import give_back_free_memory
+from daemons.engine.decode.forms import KEY_GRIDS
 from daemons.engine.geometry import CHUNK_TOKENS
-from daemons.engine.kv_arena import KvSlot
 from daemons.engine.runner import DecodeRow, Runner
 
 PROMPT_TOKENS = CHUNK_TOKENS + 141  # ends off every edge

@@ -12,10 +12,10 @@ from pathlib import Path
 from daemons.config.common import EngineSection, ModelSection, size_bytes
 from daemons.core.errors import ConfigError
 from daemons.core.units import format_size
+from daemons.engine.arena.slots import Slot
 from daemons.engine.base import Arena, Engine
+from daemons.engine.checkpoint.model_files import read_json
 from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
-from daemons.engine.model_files import read_json
-from daemons.engine.slots import Slot
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.segment import RegionRef, Source, Strided
 from daemons.transfer import ByteArray, GenerationTable, SharedMemory, TransferEngine

@@ -10,14 +10,14 @@ from dataclasses import astuple, dataclass
 from typing import Final, Protocol
 
 from daemons.config.common import EngineSection, ModelSection
+from daemons.engine.arena.slots import Slot, SlotSpace, round_up
 from daemons.engine.base import Cancelled, Made, PrefillHooks
+from daemons.engine.checkpoint.model_files import read_json
+from daemons.engine.decode.sequence import Sequence
 from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
-from daemons.engine.model_files import read_json
 from daemons.engine.models import read_decoder_config, read_geometry
 from daemons.engine.models.config import DecoderConfig
-from daemons.engine.sequence import Sequence
-from daemons.engine.slots import Slot, SlotSpace, round_up
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.request import SamplingParams
 from daemons.transfer import GenerationTable, TransferEngine, allocate_shared

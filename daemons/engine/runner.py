@@ -22,18 +22,18 @@ from pathlib import Path
 import torch
 
 from daemons.core.errors import ConfigError, Rejected
-from daemons.engine.attention import Attention
+from daemons.engine.arena.kv_arena import TORCH_DTYPES, KvArena, KvSlot
+from daemons.engine.arena.slots import round_up
 from daemons.engine.base import Cancelled, NoHooks, PrefillHooks
-from daemons.engine.checkpoint import give_back_free_memory, open_weights
-from daemons.engine.decode_attention import DecodeAttention, Span
+from daemons.engine.checkpoint.checkpoint import give_back_free_memory, open_weights
+from daemons.engine.checkpoint.model_files import read_json
+from daemons.engine.decode.attention import DecodeAttention, Span
 from daemons.engine.geometry import CHUNK_TOKENS
-from daemons.engine.kv_arena import TORCH_DTYPES, KvArena, KvSlot
-from daemons.engine.linear import ROW_BUCKETS, bucket, can_pack
-from daemons.engine.model_files import read_json
 from daemons.engine.models import read_decoder_config
 from daemons.engine.models.decoder import LAST_ROWS, LOGIT_ROWS, Decoder
-from daemons.engine.slots import round_up
-from daemons.engine.wide import Tail, WidePass
+from daemons.engine.prompt.attention import Attention
+from daemons.engine.prompt.linear import ROW_BUCKETS, bucket, can_pack
+from daemons.engine.prompt.wide import Tail, WidePass
 
 
 @dataclass(frozen=True, slots=True)

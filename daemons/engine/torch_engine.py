@@ -12,20 +12,20 @@ import torch
 from daemons.config.common import EngineSection, ModelSection
 from daemons.core.errors import ConfigError
 from daemons.core.units import format_size
+from daemons.engine.arena.kv_arena import KvArena, KvSlot
+from daemons.engine.arena.slots import Slot
+from daemons.engine.arena.staging import Staging
 from daemons.engine.base import Made, PrefillHooks
 from daemons.engine.canary import CanaryResult, run_canary
-from daemons.engine.draft_plan import Drafting
-from daemons.engine.fingerprint import NamespaceParts, model_fingerprint, namespace
+from daemons.engine.checkpoint.fingerprint import NamespaceParts, model_fingerprint, namespace
+from daemons.engine.decode.sampler import Sampler, sample_drafted
+from daemons.engine.decode.sequence import Sequence
+from daemons.engine.drafts.plan import Drafting
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
-from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models import read_geometry
 from daemons.engine.probe_record import FILE_NAME, ProbeRecord, key_of, using
 from daemons.engine.runner import DecodeRow, Runner
-from daemons.engine.sampler import Sampler, sample_drafted
-from daemons.engine.sequence import Sequence
-from daemons.engine.slots import Slot
-from daemons.engine.staging import Staging
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.request import SamplingParams
 from daemons.transfer import GenerationTable, Progress, TransferEngine, allocate_shared

@@ -36,9 +36,9 @@ from daemons.service.fd_store import FdStore
 from daemons.service.identity import master_endpoint, open_identity
 from daemons.service.master_link import MasterLink
 from daemons.service.paths import state_path
-from daemons.store.copy_workers import CopyWorkers
 from daemons.store.promotion import Promotion
-from daemons.store.segment import Segment
+from daemons.store.segment.copy_workers import CopyWorkers
+from daemons.store.segment.segment import Segment
 from daemons.transfer import contiguous, host_id
 
 log = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
 from daemons.protocol.tenant import RefuseTenants
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
-from daemons.store.copy_workers import CopyWorkers
+from daemons.store.segment.copy_workers import CopyWorkers
 from daemons.transfer import TransferEngine
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from daemons.core.ids import BlockHash, Incarnation
 from daemons.protocol.pin import Pin
-from daemons.store.index_format import PinRecord
+from daemons.store.index.format import PinRecord
 
 
 class NodePins:

@@ -11,10 +11,10 @@ from daemons.mc_cachenode.pins import NodePins
 from daemons.mc_cachenode.replica import wall_ms
 from daemons.protocol.block import BlockFilter, DeadName, Tombstone
 from daemons.protocol.pin import Pin
-from daemons.store.index_format import ClearedRecord, DeadRecord, PinRecord
-from daemons.store.index_log import IndexLog
-from daemons.store.names import DeadNames
-from daemons.store.tombstones import Tombstones
+from daemons.store.directory.names import DeadNames
+from daemons.store.directory.tombstones import Tombstones
+from daemons.store.index.format import ClearedRecord, DeadRecord, PinRecord
+from daemons.store.index.log import IndexLog
 
 
 class Remembered:

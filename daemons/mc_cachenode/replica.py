@@ -6,9 +6,9 @@ from typing import Literal
 
 from daemons.protocol.block import BlockMeta, SealedBlock
 from daemons.protocol.segment import told_offset
-from daemons.store.index_format import SealedRecord
-from daemons.store.seal import trailer_length
-from daemons.store.segment import Segment
+from daemons.store.index.format import SealedRecord
+from daemons.store.segment.seal import trailer_length
+from daemons.store.segment.segment import Segment
 
 VERSION = 1
 """Of a content-hashed block: its bytes never change, so neither does this."""

@@ -21,11 +21,11 @@ from daemons.protocol.block import (
     Tier,
     Tombstone,
 )
-from daemons.store.index_format import SealedRecord
-from daemons.store.index_log import IndexLog
-from daemons.store.seal import BadSeal, Trailer, parse_trailer, trailer_length
-from daemons.store.segment import Segment
-from daemons.store.segment_set import SegmentSet
+from daemons.store.index.format import SealedRecord
+from daemons.store.index.log import IndexLog
+from daemons.store.segment.seal import BadSeal, Trailer, parse_trailer, trailer_length
+from daemons.store.segment.segment import Segment
+from daemons.store.segment.segment_set import SegmentSet
 
 _VOID_BYTES = 8
 """Of a trailer: without its magic no reader takes it."""

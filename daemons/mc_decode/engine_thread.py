@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from daemons.core.errors import McError
 from daemons.engine.base import Made
-from daemons.engine.batch import DecodeBatch
+from daemons.engine.decode.batch import DecodeBatch
+from daemons.engine.decode.sequence import Sequence
 from daemons.engine.instance import Instance
-from daemons.engine.sequence import Sequence
 from daemons.mc_decode.request import Request
 from daemons.mc_decode.requests import Stepped
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from daemons.client.prefix_load import PrefixLoad
-from daemons.engine.slots import Slot
+from daemons.engine.arena.slots import Slot
 from daemons.protocol.request import Generate, PrefillReply, Timing
 from daemons.protocol.segment import Source
 from daemons.rpc import Call, Pending, Timer

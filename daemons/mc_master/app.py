@@ -33,8 +33,8 @@ from daemons.service.daemon import software_version
 from daemons.service.identity import data_secret, open_identity
 from daemons.service.metrics import MetricsServer, count_refusals
 from daemons.service.paths import state_directory
-from daemons.store.directory import Directory
-from daemons.store.eviction import POLICIES
+from daemons.store.directory.directory import Directory
+from daemons.store.eviction.policies import POLICIES
 from daemons.transfer import host_id
 
 log = logging.getLogger(__name__)

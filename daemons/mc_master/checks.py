@@ -9,7 +9,7 @@ from daemons.protocol.node import Join, ModelDescription, NodeDescription
 from daemons.protocol.report import Report
 from daemons.protocol.request import Schedule
 from daemons.protocol.segment import MAX_SEGMENT_NUMBER, SegmentDescription
-from daemons.store.report_check import check_sealed
+from daemons.store.directory.report_check import check_sealed
 
 MAX_NODE_BYTES = 1 << 50
 """1 PiB lent by one node; sums over all nodes still fit the wire's 64 bits."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from daemons.core.ids import Epoch, NodeId
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import RegionGrant, Strided
-from daemons.store.runs import runs_of
+from daemons.store.segment.runs import runs_of
 from daemons.transfer.capability import MAX_RANGES, CapabilityKey
 
 

@@ -32,8 +32,8 @@ from daemons.protocol.request import (
     Schedule,
 )
 from daemons.rpc import Call
-from daemons.store.columns import Rows
-from daemons.store.spares import spares_of
+from daemons.store.directory.columns import Rows
+from daemons.store.directory.spares import spares_of
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from daemons.mc_master.state import MasterState
 from daemons.protocol.block import StageAhead, Tier
 from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import Ahead
-from daemons.store.columns import Rows
-from daemons.store.slot_table import Place
+from daemons.store.directory.columns import Rows
+from daemons.store.directory.slot_table import Place
 
 _SPARE_S: Final = 10.0
 _NAMED: Final = 8

@@ -20,8 +20,8 @@ from daemons.mc_master.metrics import MasterMetrics
 from daemons.protocol.base import Message
 from daemons.protocol.node import NodeDescription
 from daemons.rpc import Loop
-from daemons.store.device_index import DeviceIndex
-from daemons.store.directory import Directory
+from daemons.store.directory.device_index import DeviceIndex
+from daemons.store.directory.directory import Directory
 
 _USES_PER_S: Final = 100
 """Times that are told apart when blocks are used."""

@@ -15,8 +15,8 @@ from daemons.client.store import BlockReader
 from daemons.config.mc_prefill import PrefillConfig
 from daemons.core.errors import McError, ProtocolError
 from daemons.core.ids import BlockHash
+from daemons.engine.arena.slot_copy import SlotCopier
 from daemons.engine.instance import OpenInstance
-from daemons.engine.slot_copy import SlotCopier
 from daemons.mc_prefill.device_tier import DeviceTier
 from daemons.mc_prefill.job import Computed, Job, JobHooks
 from daemons.mc_prefill.jobs import Effects, Jobs, Ways

@@ -1,7 +1,7 @@
 """The device tier of a prefill node: where a prompt gets its slot, what stays in it afterwards. Loop thread only.
 
 A prompt whose prefix is all of an idle slot, or nearly all, goes on in that slot; else the prefix is copied into a slot
-of its own (engine/prompt_slot.py).
+of its own (engine/arena/prompt_slot.py).
 """
 
 from bisect import insort
@@ -10,10 +10,10 @@ from operator import itemgetter
 from typing import Final
 
 from daemons.core.ids import BlockHash
+from daemons.engine.arena.prompt_slot import give_slot
+from daemons.engine.arena.retained import ChainOf, Found, HeldBlock, Listener, RetainedSlots
+from daemons.engine.arena.slot_copy import SlotCopier, SlotCopy
 from daemons.engine.instance import Instance
-from daemons.engine.prompt_slot import give_slot
-from daemons.engine.retained import ChainOf, Found, HeldBlock, Listener, RetainedSlots
-from daemons.engine.slot_copy import SlotCopier, SlotCopy
 from daemons.mc_prefill.job import Job
 from daemons.mc_prefill.reuse import Reuse
 from daemons.protocol.block import BlockFilter, BlockMeta, SealedBlock

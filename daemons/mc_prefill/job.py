@@ -15,9 +15,9 @@ import msgspec
 
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash
+from daemons.engine.arena.retained import Retained
+from daemons.engine.arena.slots import Slot
 from daemons.engine.instance import Instance
-from daemons.engine.retained import Retained
-from daemons.engine.slots import Slot
 from daemons.mc_prefill.reuse import Reuse
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.packed import BlockLocations

@@ -5,9 +5,9 @@ layer on threads of their own; the model thread waits for each.
 from dataclasses import dataclass
 
 from daemons.client.prefix_load import LoadTarget, PrefixLoad
+from daemons.engine.arena.slot_copy import SlotCopy
+from daemons.engine.arena.slots import Slot
 from daemons.engine.instance import Instance
-from daemons.engine.slot_copy import SlotCopy
-from daemons.engine.slots import Slot
 from daemons.transfer import ByteArray
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from daemons.core.ids import BlockHash, NodeId
+from daemons.engine.arena.prompt_slot import give_slot
+from daemons.engine.arena.retained import ChainOf, Retained, RetainedSlots
+from daemons.engine.arena.slots import Slot, SlotSpace, round_up
 from daemons.engine.geometry import KvGeometry
-from daemons.engine.prompt_slot import give_slot
-from daemons.engine.retained import ChainOf, Retained, RetainedSlots
-from daemons.engine.slots import Slot, SlotSpace, round_up
 from daemons.protocol.block import BlockMeta, SealedBlock
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.simulation.trace import BLOCK_TOKENS
-from daemons.store.device_index import DeviceIndex
+from daemons.store.directory.device_index import DeviceIndex
 
 _COUNTED: Final = KvGeometry(1, 1, 1, "bfloat16")
 """Only numbers of tokens matter."""

@@ -31,8 +31,8 @@ from daemons.simulation.outcome import RequestOutcome
 from daemons.simulation.pool import MODEL, SimulatedPool
 from daemons.simulation.prefill_instance import PrefillInstance, Prompt
 from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest
-from daemons.store.columns import Rows
-from daemons.store.device_index import DeviceIndex
+from daemons.store.directory.columns import Rows
+from daemons.store.directory.device_index import DeviceIndex
 
 HOT_WINDOW_S = 60.0
 HOT_REPLICAS = 3

@@ -12,8 +12,8 @@ from daemons.protocol.packed import BlockPlace
 from daemons.simulation.network import Network
 from daemons.simulation.pool import SimulatedPool
 from daemons.simulation.trace import BLOCK_TOKENS
-from daemons.store.columns import Rows
-from daemons.store.slot_table import Place
+from daemons.store.directory.columns import Rows
+from daemons.store.directory.slot_table import Place
 
 
 @dataclass(frozen=True, slots=True)

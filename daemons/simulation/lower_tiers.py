@@ -13,8 +13,8 @@ from daemons.protocol.block import SealedBlock, Tier
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import RegionRef
 from daemons.simulation.hardware import StorageRates
-from daemons.store.directory import Directory
-from daemons.store.slot_table import Place
+from daemons.store.directory.directory import Directory
+from daemons.store.directory.slot_table import Place
 
 OBJECT_STORE: Final = NodeId("object-store")
 MAX_BACKLOG_S: Final = 5.0

@@ -12,9 +12,9 @@ from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.simulation.lower_tiers import Device, LowerSizes, LowerTiers, sealed_of
 from daemons.simulation.trace import BLOCK_TOKENS
-from daemons.store.columns import Rows
-from daemons.store.directory import Directory
-from daemons.store.eviction import POLICIES
+from daemons.store.directory.columns import Rows
+from daemons.store.directory.directory import Directory
+from daemons.store.eviction.policies import POLICIES
 from daemons.store.promotion import Promotion
 
 EVICTION_NAMES = tuple(POLICIES)

@@ -18,8 +18,8 @@ from daemons.core.errors import TransferError
 from daemons.core.ids import BlockHash, NodeId, new_epoch
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.lookup import ReplicaPlace, SpareReplica, Spares
-from daemons.store.seal import Trailer, layer_checksums, seal, trailer_length
-from daemons.store.segment import Segment
+from daemons.store.segment.seal import Trailer, layer_checksums, seal, trailer_length
+from daemons.store.segment.segment import Segment
 from daemons.transfer import TransferEngine, allocate_shared
 
 NUM_LAYERS, ROW, NUM_BLOCKS = 5, 700, 12

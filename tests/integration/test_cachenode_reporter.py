@@ -16,7 +16,7 @@ from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.report import Report, ReportReply
 from daemons.rpc import Loop
-from daemons.store.segment import Segment
+from daemons.store.segment.segment import Segment
 
 
 class ScriptedLink:

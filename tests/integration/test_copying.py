@@ -22,9 +22,9 @@ from daemons.protocol.block import BlockLocation, BlockMeta
 from daemons.protocol.prefix_hash import root_hash
 from daemons.protocol.replication import CopyOrder
 from daemons.rpc import Loop
-from daemons.store.copy_workers import CopyWorkers
-from daemons.store.seal import Trailer, payload_checksums, seal, trailer_length
-from daemons.store.segment import Segment
+from daemons.store.segment.copy_workers import CopyWorkers
+from daemons.store.segment.seal import Trailer, payload_checksums, seal, trailer_length
+from daemons.store.segment.segment import Segment
 from daemons.transfer import TransferEngine, allocate_shared
 
 NUM_LAYERS, ROW = 3, 5000

@@ -67,7 +67,7 @@ from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
 from daemons.rpc import Loop, Subscriber, SyncClient
 from daemons.service.device_reports import DeviceReports, Instance
 from daemons.service.master_link import MasterLink
-from daemons.store.names import COUNTER_BITS
+from daemons.store.directory.names import COUNTER_BITS
 from mcctl.commands.top import look_again
 from mcctl.main import main
 from mcctl.views.top import Frame

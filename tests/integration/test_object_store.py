@@ -13,7 +13,7 @@ from daemons.core.errors import ConfigError, NotFound, Unavailable
 from daemons.core.units import KIB, MIB
 from daemons.store.object import ObjectSettings, ObjectTier, S3Place, open_s3
 from daemons.store.object.s3 import boto3_modules
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 
 SETTINGS = ObjectSettings(
     capacity_bytes=16 * MIB, part_bytes=256 * KIB, commit_delay_s=0.05, rest_s=0.2, close_s=5.0

@@ -17,7 +17,7 @@ from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import RegionRef
-from daemons.store.seal import BadSeal, Trailer, payload_checksums, seal
+from daemons.store.segment.seal import BadSeal, Trailer, payload_checksums, seal
 from daemons.transfer import (
     ByteArray,
     Cancelled,

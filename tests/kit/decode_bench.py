@@ -16,9 +16,9 @@ from daemons.config.mc_decode import DecodeConfig, DecodeSection, NodeSection
 from daemons.core.clock import ManualClock
 from daemons.core.errors import McError
 from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
+from daemons.engine.arena.kv_arena import KvArena, KvSlot
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.instance import Instance
-from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.mc_decode.request import Request
 from daemons.mc_decode.requests import Effects, Requests, Stepped
 from daemons.protocol.base import Message, Ok

@@ -2,7 +2,7 @@
 
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta, SealedBlock
-from daemons.store.index_format import IndexHeader, SealedRecord
+from daemons.store.index.format import IndexHeader, SealedRecord
 
 HEADER = IndexHeader("node-a", 1 << 26, 1 << 22)
 

@@ -16,7 +16,7 @@ from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import RegionRef, Source, Strided
 from daemons.rpc import SyncClient
-from daemons.store.seal import layer_checksums
+from daemons.store.segment.seal import layer_checksums
 from daemons.transfer import ByteArray, GenerationTable, TransferEngine, allocate_shared
 from kit.daemon import Daemon, free_port, wait_for
 

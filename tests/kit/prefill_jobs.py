@@ -8,10 +8,10 @@ from daemons.config.mc_prefill import PrefillSection
 from daemons.core.clock import ManualClock
 from daemons.core.errors import McError
 from daemons.core.ids import RequestId
+from daemons.engine.arena.kv_arena import KvArena
+from daemons.engine.arena.slot_copy import SlotCopy
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.instance import Instance
-from daemons.engine.kv_arena import KvArena
-from daemons.engine.slot_copy import SlotCopy
 from daemons.mc_prefill.device_tier import DeviceTier
 from daemons.mc_prefill.job import Computed, Job
 from daemons.mc_prefill.jobs import Effects, Jobs, Ways

@@ -31,7 +31,7 @@ from daemons.core.errors import McError, Rejected, TransferError, Unavailable
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.name_hash import chunk_key
-from daemons.store.seal import BadSeal, Trailer, payload_checksums, seal
+from daemons.store.segment.seal import BadSeal, Trailer, payload_checksums, seal
 from daemons.transfer import ByteArray
 
 _PARALLEL_BYTES: Final = 4 * MIB

@@ -16,8 +16,8 @@ from daemons.core.ids import BlockHash
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.name_hash import MAX_NAME_BYTES, chunk_key, name_key
-from daemons.store.object_rows import OBJECT_MODEL
-from daemons.store.seal import BadSeal
+from daemons.store.directory.object_rows import OBJECT_MODEL
+from daemons.store.segment.seal import BadSeal
 
 PIECE_BYTES: Final = MIB
 """What has a checksum of its own."""

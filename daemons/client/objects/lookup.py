@@ -19,7 +19,7 @@ from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.objects import NAME_STATES, LocateNames, LocateNamesReply, NameState
 from daemons.protocol.segment import Grant, RegionGrant
-from daemons.store.runs import in_memory, runs_of
+from daemons.store.segment.runs import in_memory, runs_of
 from daemons.transfer.capability import MAX_RANGES
 
 LEASE_S: Final = 10.0

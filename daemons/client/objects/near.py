@@ -12,7 +12,7 @@ import xxhash
 from daemons.client.objects.format import FOOTER_BYTES, Footer, parse_footer
 from daemons.core.units import KIB
 from daemons.protocol.block import BlockLocation
-from daemons.store.seal import BadSeal, parse_trailer
+from daemons.store.segment.seal import BadSeal, parse_trailer
 from daemons.transfer import ByteArray, TransferEngine
 
 _STEP_BYTES: Final = 256 * KIB

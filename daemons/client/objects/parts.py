@@ -21,7 +21,7 @@ from daemons.core.errors import Exhausted, McError
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockLocation, BlockMeta, PutBlock
 from daemons.protocol.segment import Source, Strided
-from daemons.store.seal import num_pieces
+from daemons.store.segment.seal import num_pieces
 from daemons.transfer import ByteArray
 
 _AHEAD_BYTES: Final = MIB

@@ -18,7 +18,7 @@ from daemons.core.errors import Unavailable
 from daemons.core.units import KIB
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import Grant
-from daemons.store.seal import BadSeal, Trailer
+from daemons.store.segment.seal import BadSeal, Trailer
 from daemons.transfer import ByteArray, Read, TransferEngine, contiguous
 
 _WHOLE_BYTES: Final = 64 * KIB

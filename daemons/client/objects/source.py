@@ -15,7 +15,7 @@ from daemons.core.errors import Exhausted, NotFound, TransferError
 from daemons.core.units import KIB, MIB
 from daemons.protocol.block import MAX_INLINE_BYTES
 from daemons.protocol.segment import Generation, RegionRef, Source, Strided
-from daemons.store.segment import SlabAllocator
+from daemons.store.segment.segment import SlabAllocator
 from daemons.transfer import ByteArray, GenerationTable, TransferEngine, allocate_shared
 from daemons.transfer.buffers import Buffer, as_bytes
 

@@ -14,7 +14,7 @@ import xxhash
 from daemons.client.objects.format import FOOTER_BYTES, PIECE_BYTES, Footer, parse_footer
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import Grant
-from daemons.store.seal import BadSeal, Trailer, parse_trailer
+from daemons.store.segment.seal import BadSeal, Trailer, parse_trailer
 from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine, contiguous
 
 

@@ -16,7 +16,7 @@ from daemons.client.objects.near import read_near
 from daemons.client.objects.stream import Arriving, receive
 from daemons.core.errors import McError, Unavailable
 from daemons.core.units import MIB
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.transfer import ByteArray, TransferEngine
 
 FAILOVER_S: Final = 0.15

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from daemons.engine.checkpoint import Weights
+from daemons.engine.checkpoint.checkpoint import Weights
 from daemons.engine.geometry import CHUNK_TOKENS
-from daemons.engine.linear import ROW_BUCKETS, WIDE_ROWS, Linear
 from daemons.engine.models.config import DecoderConfig
 from daemons.engine.models.norm import RmsNorm
 from daemons.engine.models.rope import RopeTable, rotate
 from daemons.engine.models.shapes import check_shapes
+from daemons.engine.prompt.linear import ROW_BUCKETS, WIDE_ROWS, Linear
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from daemons.core.errors import ConfigError
+from daemons.engine.checkpoint.model_files import read_json
 from daemons.engine.geometry import KvDtype, KvGeometry
-from daemons.engine.model_files import read_json
 from daemons.engine.models.config import DecoderConfig
 from daemons.engine.models.llama import read_llama
 from daemons.engine.models.qwen2 import read_qwen2

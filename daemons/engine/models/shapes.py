@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from daemons.core.errors import ConfigError
-from daemons.engine.checkpoint import Weights
+from daemons.engine.checkpoint.checkpoint import Weights
 from daemons.engine.models.config import DecoderConfig
 
 Shape = tuple[int, ...]

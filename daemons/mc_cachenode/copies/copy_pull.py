@@ -13,7 +13,7 @@ from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.replica import Replica
 from daemons.protocol.replication import CopyOrder
-from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
+from daemons.store.segment.seal import BadSeal, parse_trailer, payload_checksums
 from daemons.transfer import Read, ReadBatch, TransferEngine, contiguous
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from daemons.protocol.block import BlockLocation
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.replication import CopyOrder
 from daemons.rpc import Loop
-from daemons.store.copy_workers import CopyWorkers
-from daemons.store.seal import MAX_LAYERS, trailer_length
+from daemons.store.segment.copy_workers import CopyWorkers
+from daemons.store.segment.seal import MAX_LAYERS, trailer_length
 from daemons.transfer import TransferEngine
 
 log = logging.getLogger(__name__)

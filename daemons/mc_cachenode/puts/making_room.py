@@ -9,7 +9,7 @@ from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.store.seal import trailer_length
+from daemons.store.segment.seal import trailer_length
 
 _MAX_SCANNED: Final = 10_000
 """Oldest blocks looked at for one of the right size class."""

@@ -20,7 +20,7 @@ from daemons.protocol.block import (
 from daemons.protocol.name_hash import MAX_NAME_BYTES, name_key
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.protocol.segment import Strided
-from daemons.store.seal import (
+from daemons.store.segment.seal import (
     MAX_LAYERS,
     BadSeal,
     Trailer,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from daemons.core.units import KIB
 from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask
 from daemons.protocol.segment import Generation, RegionRef
-from daemons.store.seal import Trailer, payload_checksums, seal
+from daemons.store.segment.seal import Trailer, payload_checksums, seal
 from daemons.transfer import TransferEngine
 
 MAX_NEAR_BYTES: Final = 68 * KIB

@@ -22,9 +22,9 @@ from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutStatus
 from daemons.protocol.tenant import tenant_of
 from daemons.rpc import Call, Loop, Timer
-from daemons.store.copy_workers import CopyWorkers
-from daemons.store.names import incarnation_of
-from daemons.store.seal import BadSeal
+from daemons.store.directory.names import incarnation_of
+from daemons.store.segment.copy_workers import CopyWorkers
+from daemons.store.segment.seal import BadSeal
 from daemons.transfer import TransferEngine
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import Final, Protocol
 from daemons.core.errors import ConfigError
 from daemons.core.units import format_size
 from daemons.service.fd_store import FdStore
-from daemons.store.index_files import IndexFiles, IndexInDirectory
-from daemons.store.index_format import WrongIndex
-from daemons.store.segment import Segment
+from daemons.store.index.files import IndexFiles, IndexInDirectory
+from daemons.store.index.format import WrongIndex
+from daemons.store.segment.segment import Segment
 from daemons.transfer import SharedMemory, adopt_shared, reopen_shared
 from daemons.transfer.memory import Progress
 

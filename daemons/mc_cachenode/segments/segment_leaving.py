@@ -22,8 +22,8 @@ from daemons.mc_cachenode.puts.pull import is_intact
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.rpc import Loop
-from daemons.store.copy_workers import CopyWorkers
-from daemons.store.segment import Segment
+from daemons.store.segment.copy_workers import CopyWorkers
+from daemons.store.segment.segment import Segment
 
 log = logging.getLogger(__name__)
 

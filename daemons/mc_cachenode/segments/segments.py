@@ -40,7 +40,7 @@ from daemons.protocol.segment import (
     SegmentStatus,
 )
 from daemons.rpc import Call
-from daemons.store.segment import Segment
+from daemons.store.segment.segment import Segment
 from daemons.transfer import TransferEngine, prefault_in_background
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from daemons.mc_cachenode.segments.places import DirectoryPlace, FdStorePlace, P
 from daemons.mc_cachenode.segments.segment_directory import check_there
 from daemons.mc_cachenode.segments.segment_list import AddedSegment
 from daemons.service.fd_store import FdStore
-from daemons.store.index_format import (
+from daemons.store.index.format import (
     ClearedRecord,
     DeadRecord,
     IndexContents,
@@ -34,8 +34,8 @@ from daemons.store.index_format import (
     SealedRecord,
     replay,
 )
-from daemons.store.index_log import IndexLog
-from daemons.store.segment import Segment
+from daemons.store.index.log import IndexLog
+from daemons.store.segment.segment import Segment
 from daemons.transfer import prefault
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.packed import SealedBlocks
 from daemons.rpc import Call, Timer
-from daemons.store import listing
-from daemons.store.slot_table import Place
-from daemons.store.tombstones import TTL_S, Tombstones
+from daemons.store.directory import listing
+from daemons.store.directory.slot_table import Place
+from daemons.store.directory.tombstones import TTL_S, Tombstones
 
 log = logging.getLogger(__name__)
 

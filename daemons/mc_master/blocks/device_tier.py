@@ -12,8 +12,8 @@ from daemons.mc_master.state import MasterState
 from daemons.protocol.block import BlockFilter, ListedBlock, RemovalReason, Tier, TierUsage
 from daemons.protocol.event import BlocksRemoved, BlocksStored
 from daemons.protocol.report import Report, ReportReply
-from daemons.store import listing
-from daemons.store.device_index import DeviceBlock
+from daemons.store.directory import listing
+from daemons.store.directory.device_index import DeviceBlock
 
 _TIER: Final[Tier] = "device"
 

@@ -8,7 +8,7 @@ from typing import Final
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import FlushBlocks, FlushBlocksReply, Tier, WriteDown
-from daemons.store import listing
+from daemons.store.directory import listing
 
 _WRITTEN_TIERS: Final[tuple[Tier, ...]] = ("dram", "ssd", "object")
 NOTICE_BLOCKS = 1024

@@ -36,7 +36,7 @@ from daemons.protocol.lookup import Locate, Match
 from daemons.protocol.pin import PinBlocks
 from daemons.protocol.report import Report
 from daemons.rpc import Call
-from daemons.store import listing
+from daemons.store.directory import listing
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from daemons.protocol.block import BlockLocation
 from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
 from daemons.protocol.segment import RegionGrant
 from daemons.rpc import Call
-from daemons.store.runs import in_memory
-from daemons.store.spares import spares_of
+from daemons.store.directory.spares import spares_of
+from daemons.store.segment.runs import in_memory
 
 MAX_LEASE_S: Final = 3600.0
 MAX_TOGETHER: Final = 16

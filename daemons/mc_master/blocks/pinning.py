@@ -10,7 +10,7 @@ from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
 from daemons.protocol.pin import HoldPins, Pin, PinBlocks, PinBlocksReply
 from daemons.protocol.prefix_hash import HASH_BYTES
-from daemons.store.pins import HARD, SOFT, HeldPin
+from daemons.store.eviction.pins import HARD, SOFT, HeldPin
 
 MAX_TTL_MS = 30 * 24 * 3600 * 1000
 MAX_HASHES = 10_000

@@ -7,7 +7,7 @@ from daemons.core.ids import BlockHash
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import RemovalReason
 from daemons.protocol.event import BlocksMoved, BlocksRemoved
-from daemons.store.slot_table import Place
+from daemons.store.directory.slot_table import Place
 
 
 class Removals:

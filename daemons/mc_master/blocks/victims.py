@@ -6,7 +6,7 @@ from typing import Final
 from daemons.conductor.membership import Member
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
-from daemons.store import listing
+from daemons.store.directory import listing
 
 MAX_VICTIMS: Final = 4096
 """Told at once; the rest follows with the next report."""

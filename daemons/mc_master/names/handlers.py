@@ -35,9 +35,9 @@ from daemons.protocol.objects import (
 )
 from daemons.protocol.request import PutTarget
 from daemons.rpc import Call
-from daemons.store.columns import NO_ROW
-from daemons.store.object_rows import list_names, stat_namespaces
-from daemons.store.runs import in_memory
+from daemons.store.directory.columns import NO_ROW
+from daemons.store.directory.object_rows import list_names, stat_namespaces
+from daemons.store.segment.runs import in_memory
 
 MAX_NAMES: Final = 10_000
 """In one message."""

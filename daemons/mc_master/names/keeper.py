@@ -27,10 +27,10 @@ from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report
 from daemons.rpc import Call, Timer
 from daemons.service.bounded_log import BOUNDED
-from daemons.store.names import NameTable
-from daemons.store.object_rows import MAX_SCANNED, OBJECT_MODEL, find_orphans
-from daemons.store.slot_table import Place
-from daemons.store.tombstones import TTL_S
+from daemons.store.directory.names import NameTable
+from daemons.store.directory.object_rows import MAX_SCANNED, OBJECT_MODEL, find_orphans
+from daemons.store.directory.slot_table import Place
+from daemons.store.directory.tombstones import TTL_S
 
 log = logging.getLogger(__name__)
 

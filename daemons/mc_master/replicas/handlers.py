@@ -20,7 +20,7 @@ from daemons.protocol.replication import (
     ReplicateReply,
 )
 from daemons.rpc import Call
-from daemons.store import listing
+from daemons.store.directory import listing
 
 log = logging.getLogger(__name__)
 

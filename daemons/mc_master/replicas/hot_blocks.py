@@ -11,8 +11,8 @@ from daemons.config.mc_master import PoolSection
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.mc_master.replicas.replicating import Replicating
 from daemons.mc_master.state import MasterState
-from daemons.store.columns import Rows
-from daemons.store.use_counts import RowCounts
+from daemons.store.directory.columns import Rows
+from daemons.store.eviction.use_counts import RowCounts
 
 _SPREAD_S: Final = 1.0
 _SPREAD_BLOCKS: Final = 256

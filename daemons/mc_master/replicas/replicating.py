@@ -26,8 +26,13 @@ from daemons.mc_master.replicas.moving import Moving
 from daemons.mc_master.state import MasterState
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.replication import CopyFailed
-from daemons.store.columns import NO_ROW
-from daemons.store.replica_counts import CountPass, CountRules, ReplicaCounts, count_replicas
+from daemons.store.directory.columns import NO_ROW
+from daemons.store.directory.replica_counts import (
+    CountPass,
+    CountRules,
+    ReplicaCounts,
+    count_replicas,
+)
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from daemons.protocol.tenant import (
     SetPoolQuota,
 )
 from daemons.rpc import Call
-from daemons.store.tenant_usage import TenantHeld, held_by_tenant, name_victims, owner_of
+from daemons.store.directory.tenant_usage import TenantHeld, held_by_tenant, name_victims, owner_of
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from daemons.protocol.block import BlockMeta
-from daemons.store.seal import trailer_length
+from daemons.store.segment.seal import trailer_length
 
 SIZE_BYTES = 8
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
 from daemons.core.errors import McError
-from daemons.store.copy_workers import CopyWorkers
+from daemons.store.segment.copy_workers import CopyWorkers
 
 
 class ReadPool:

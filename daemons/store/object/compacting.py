@@ -12,7 +12,7 @@ from daemons.store.object.manifest import Entry, data_key
 from daemons.store.object.packing import pack, verify_stored
 from daemons.store.object.shared import Shared
 from daemons.store.object.sweeping import Sweeper
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from daemons.core.errors import ConfigError, McError
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta
 from daemons.store.lower import BlockRecord
-from daemons.store.seal import MAX_LAYERS
+from daemons.store.segment.seal import MAX_LAYERS
 
 FORMAT = 1
 DATA = "data/"

@@ -8,7 +8,7 @@ from daemons.core.ids import short
 from daemons.store.lower import BlockRecord
 from daemons.store.object.manifest import Entry
 from daemons.store.object.queue import Pending
-from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
+from daemons.store.segment.seal import BadSeal, parse_trailer, payload_checksums
 from daemons.store.ssd.aligned import copy_bytes, round_up
 
 

@@ -27,7 +27,7 @@ from daemons.store.object.queue import Pending
 from daemons.store.object.settings import ObjectCounters, ObjectSettings
 from daemons.store.object.shared import OnFound, Shared
 from daemons.store.object.writer import PartWriter
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.store.ssd.aligned import copy_bytes
 from daemons.store.ssd.buckets import RandomBits
 

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from daemons.core.errors import McError, Unavailable
-from daemons.store.copy_workers import CopyWorkers
 from daemons.store.object.catalog import Part
 from daemons.store.object.manifest import Entry, data_key, encode_manifest
 from daemons.store.object.queue import Pending
 from daemons.store.object.shared import Shared
+from daemons.store.segment.copy_workers import CopyWorkers
 
 log = logging.getLogger(__name__)
 

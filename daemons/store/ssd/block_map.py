@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from daemons.core.ids import BlockHash
-from daemons.store.columns import NO_ROW
+from daemons.store.directory.columns import NO_ROW
 from daemons.store.lower import BlockRecord
 from daemons.store.ssd.buckets import BucketSet
 from daemons.store.ssd.index import BlockIndex, Location

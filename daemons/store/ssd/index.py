@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.prefix_hash import HASH_BYTES
-from daemons.store.columns import NO_ROW
+from daemons.store.directory.columns import NO_ROW
 from daemons.store.lower import BlockRecord
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.kind import Kind

@@ -15,7 +15,7 @@ from daemons.core.ids import BlockHash
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockMeta
 from daemons.store.lower import BlockRecord
-from daemons.store.seal import Trailer, layer_checksums, seal
+from daemons.store.segment.seal import Trailer, layer_checksums, seal
 from daemons.store.ssd.aligned import address_of, aligned_buffer, read_into, round_up, write_all
 from daemons.store.ssd.files import ALIGN, BucketFile, DiskDirectory
 from daemons.store.ssd.settings import MIN_BUCKETS, SsdSettings

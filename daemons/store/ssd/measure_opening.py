@@ -10,7 +10,7 @@ from daemons.core.ids import BlockHash
 from daemons.core.units import MIB
 from daemons.protocol.block import BlockMeta
 from daemons.store.lower import BlockRecord
-from daemons.store.seal import Trailer, layer_checksums, seal
+from daemons.store.segment.seal import Trailer, layer_checksums, seal
 from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.files import ALIGN, DiskDirectory
 from daemons.store.ssd.settings import MIN_BUCKETS, SsdSettings

@@ -9,7 +9,7 @@ from daemons.core.errors import Rejected
 from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.store.lower import BlockRecord
-from daemons.store.seal import BadSeal, layer_checksums, parse_trailer
+from daemons.store.segment.seal import BadSeal, layer_checksums, parse_trailer
 from daemons.store.ssd.aligned import (
     address_of,
     aligned_buffer,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from daemons.core.ids import BlockHash, short
 from daemons.store.lower import BlockRecord
 from daemons.store.lower.state import OnDropped
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.block_map import BlockMap
 from daemons.store.ssd.buckets import Bucket

@@ -1,7 +1,7 @@
 """What lies in a bucket: records, each a header and a body, aligned to a page.
 
 A header knows its own place and is hashed under its bucket's secret number, so bytes of another bucket, an earlier
-life or a hostile payload are never taken for one. A block's body is its payload and the trailer of store/seal.py. A
+life or a hostile payload are never taken for one. A block's body is its payload and the trailer of segment/seal.py. A
 small body lies right behind its header, a large one on the next page, so that it is read straight into its slot.
 """
 
@@ -17,7 +17,7 @@ from daemons.core.units import KIB
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.lower.block_record import SIZE_BYTES, BlockRecord
-from daemons.store.seal import MAX_LAYERS, trailer_length
+from daemons.store.segment.seal import MAX_LAYERS, trailer_length
 from daemons.store.ssd.aligned import round_up
 from daemons.store.ssd.files import ALIGN
 

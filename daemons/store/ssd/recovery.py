@@ -12,7 +12,7 @@ from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.lower import BlockRecord
-from daemons.store.seal import BadSeal, parse_trailer, payload_checksums
+from daemons.store.segment.seal import BadSeal, parse_trailer, payload_checksums
 from daemons.store.ssd.aligned import aligned_buffer, read_into
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN

@@ -15,13 +15,13 @@ from daemons.core.clock import Clock, monotonic
 from daemons.core.errors import NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, short
 from daemons.core.units import format_size
-from daemons.store.columns import NO_ROW
+from daemons.store.directory.columns import NO_ROW
 from daemons.store.lower.block_record import BlockRecord
 from daemons.store.lower.health import Rest, TierHealth
 from daemons.store.lower.state import OnDropped, ignore
 from daemons.store.lower.tier import LowerTier
 from daemons.store.lower.waiting import Waiting, begun
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.store.ssd.batch_writer import BatchWriter, Shared, fail_appends
 from daemons.store.ssd.buckets import Bucket, RandomBits
 from daemons.store.ssd.files import BucketDirectory

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
+from daemons.engine.arena.kv_arena import KvArena
 from daemons.engine.geometry import KvDtype
-from daemons.engine.kv_arena import KvArena
 from daemons.engine.models import read_geometry
 from daemons.engine.runner import Runner
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from daemons.engine.arena.kv_arena import KvArena
 from daemons.engine.canary import run_canary
-from daemons.engine.kv_arena import KvArena
 from daemons.engine.models import read_geometry
 from daemons.engine.runner import DecodeRow, Runner
 

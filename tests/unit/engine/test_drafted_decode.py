@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from daemons.engine.arena.staging import Staging
 from daemons.engine.base import NoHooks
 from daemons.engine.canary import run_canary
-from daemons.engine.draft_plan import Drafting, room_for_drafts
+from daemons.engine.decode.sequence import Sequence
+from daemons.engine.drafts.plan import Drafting, room_for_drafts
 from daemons.engine.runner import Runner
-from daemons.engine.sequence import Sequence
-from daemons.engine.staging import Staging
 from daemons.engine.torch_engine import TorchEngine
 from daemons.protocol.request import SamplingParams
 

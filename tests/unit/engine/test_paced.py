@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from daemons.engine.arena.slots import Slot, SlotSpace
 from daemons.engine.base import Cancelled
+from daemons.engine.decode.sequence import Sequence
 from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
 from daemons.engine.models.config import DecoderConfig, RopeConfig
 from daemons.engine.paced import PacedEngine
-from daemons.engine.sequence import Sequence
-from daemons.engine.slots import Slot, SlotSpace
 from daemons.protocol.request import SamplingParams
 
 LAYERS = 2

@@ -8,8 +8,9 @@ import pytest
 
 from daemons.config.common import EngineSection, ModelSection
 from daemons.core.ids import new_epoch
-from daemons.engine import canary, linear, probe_record, torch_engine
+from daemons.engine import canary, probe_record, torch_engine
 from daemons.engine.probe_record import FILE_NAME, ProbeRecord, key_of, recall, using
+from daemons.engine.prompt import linear
 from daemons.transfer import TransferEngine
 
 KIND = tuple[int, tuple[int, ...]]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from daemons.core.errors import ConfigError, Rejected
+from daemons.engine.arena.kv_arena import KvArena, KvSlot
 from daemons.engine.base import Cancelled
 from daemons.engine.geometry import KvGeometry
-from daemons.engine.kv_arena import KvArena, KvSlot
 from daemons.engine.models import read_geometry
 from daemons.engine.runner import DecodeRow, Runner
 

@@ -15,12 +15,12 @@ from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.segments.storage import BlocksOf
 from daemons.protocol.block import BlockMeta
-from daemons.store import index_log
-from daemons.store.index_files import IndexInDirectory
-from daemons.store.index_format import IndexReader, replay
-from daemons.store.index_log import IndexLog
-from daemons.store.seal import Trailer, layer_checksums, seal
-from daemons.store.segment import Segment
+from daemons.store.index import log as index_log
+from daemons.store.index.files import IndexInDirectory
+from daemons.store.index.format import IndexReader, replay
+from daemons.store.index.log import IndexLog
+from daemons.store.segment.seal import Trailer, layer_checksums, seal
+from daemons.store.segment.segment import Segment
 from daemons.transfer import allocate_shared, reopen_shared
 
 CAPACITY = 12 * 4096

@@ -13,8 +13,8 @@ from daemons.core.ids import BlockHash
 from daemons.mc_decode.request import Request
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.request import Cancel, LayersReady
-from daemons.store.seal import Trailer, layer_checksums, seal, trailer_length
-from daemons.store.segment import Segment
+from daemons.store.segment.seal import Trailer, layer_checksums, seal, trailer_length
+from daemons.store.segment.segment import Segment
 from daemons.transfer import allocate_shared
 
 pytestmark = pytest.mark.timeout(60)

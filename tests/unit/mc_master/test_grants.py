@@ -9,7 +9,7 @@ from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.mc_master.grants import ReplyGrants
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import DataAddress, RegionGrant, RegionRef, Strided
-from daemons.store.runs import runs_of
+from daemons.store.segment.runs import runs_of
 from daemons.transfer.capability import MAX_RANGES, BadCapability, CapabilityKey, encode_grant
 from daemons.transfer.strided import contiguous
 

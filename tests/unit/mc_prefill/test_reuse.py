@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kit.prefill_jobs import GEOMETRY
 
-from daemons.engine.slots import Slot, SlotSpace
+from daemons.engine.arena.slots import Slot, SlotSpace
 from daemons.mc_prefill.reuse import Reuse, target_behind
 
 

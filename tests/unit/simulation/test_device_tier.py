@@ -13,7 +13,7 @@ from daemons.simulation.pool import block_hash
 from daemons.simulation.simulate import simulate
 from daemons.simulation.trace import BLOCK_TOKENS, TraceRequest, in_order
 from daemons.simulation.workloads import WorkloadPlan, generate
-from daemons.store.device_index import DeviceIndex
+from daemons.store.directory.device_index import DeviceIndex
 
 PROFILE = find_profile(DEFAULT)
 NODE = NodeId("prefill-0")

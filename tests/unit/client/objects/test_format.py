@@ -19,7 +19,7 @@ from daemons.client.objects.format import (
 from daemons.core.errors import Rejected
 from daemons.core.ids import BlockHash
 from daemons.protocol.name_hash import chunk_key, name_key
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 
 TYPES = st.builds(
     ValueType,

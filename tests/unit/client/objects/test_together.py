@@ -18,7 +18,7 @@ from daemons.core.clock import ManualClock
 from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, NodeId
 from daemons.protocol.block import BlockLocation
-from daemons.store.seal import Trailer, payload_checksums, seal
+from daemons.store.segment.seal import Trailer, payload_checksums, seal
 from daemons.transfer import ByteArray, TransferEngine
 
 SIZES = (10, 5000, PIECE_BYTES, 2 * PIECE_BYTES + 7)

@@ -19,7 +19,7 @@ from daemons.rpc import Loop
 from daemons.store.lower import BlockRecord
 from daemons.store.promotion import Promotion
 from daemons.store.read_rate import ReadRate
-from daemons.store.segment import Segment
+from daemons.store.segment.segment import Segment
 
 LENGTH = 100_000
 SLOT = LENGTH + 64

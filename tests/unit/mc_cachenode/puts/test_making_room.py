@@ -11,7 +11,7 @@ from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockMeta
 from daemons.protocol.pin import Pin
-from daemons.store.segment import Segment
+from daemons.store.segment.segment import Segment
 
 NUM_LAYERS = 6
 

@@ -16,7 +16,7 @@ from daemons.mc_cachenode.puts.pull_near import pull_near
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import PutBlock
 from daemons.protocol.segment import Strided
-from daemons.store.segment import Segment
+from daemons.store.segment.segment import Segment
 from daemons.transfer import TransferEngine, allocate_shared
 
 VALUE = np.random.default_rng(3).integers(0, 256, 4096, np.uint8)

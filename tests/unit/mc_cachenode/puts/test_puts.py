@@ -10,7 +10,7 @@ from daemons.mc_cachenode.puts.pull import refusal
 from daemons.mc_cachenode.puts.puts import check_given_out
 from daemons.protocol.block import MAX_INLINE_BYTES, MAX_TAIL_BYTES, Put, PutBlock
 from daemons.protocol.segment import DataAddress, RegionRef, Source
-from daemons.store.names import COUNTER_BITS
+from daemons.store.directory.names import COUNTER_BITS
 from daemons.transfer import contiguous
 
 HERE = DataAddress(host_id=HostId("h"), unix_path="", tcp="", epoch=Epoch(1))

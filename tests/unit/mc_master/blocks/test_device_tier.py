@@ -26,8 +26,8 @@ from daemons.protocol.node import ModelDescription, NodeDescription
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report, ReportReply
 from daemons.rpc import Loop
-from daemons.store.device_index import DeviceIndex
-from daemons.store.directory import Directory
+from daemons.store.directory.device_index import DeviceIndex
+from daemons.store.directory.directory import Directory
 
 MODEL = ModelDescription(
     name="m",

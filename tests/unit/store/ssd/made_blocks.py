@@ -8,7 +8,7 @@ from unit.store.ssd.crash_disk import aligned_copy
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockMeta
 from daemons.store.lower import BlockRecord
-from daemons.store.seal import Trailer, layer_checksums, seal
+from daemons.store.segment.seal import Trailer, layer_checksums, seal
 
 
 def key(number: int) -> BlockHash:

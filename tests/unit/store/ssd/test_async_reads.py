@@ -8,7 +8,7 @@ from unit.store.ssd.crash_disk import CrashDisk, aligned_copy
 from unit.store.ssd.made_blocks import key, make_block
 
 from daemons.core.units import KIB, MIB
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.store.ssd import DiskDirectory, SsdSettings, SsdTier, files
 from daemons.store.ssd.aligned import aligned_buffer, read_in_pieces, write_all
 from daemons.store.ssd.async_reads import piece_reader

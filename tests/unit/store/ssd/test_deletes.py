@@ -10,7 +10,7 @@ from unit.store.ssd.made_blocks import key, make_block
 from daemons.core.clock import ManualClock
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.store.ssd import SsdSettings, SsdTier
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.write_queue import WriteQueue

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.store.ssd.made_blocks import key, make_block
 
-from daemons.store.columns import NO_ROW
+from daemons.store.directory.columns import NO_ROW
 from daemons.store.ssd.files import ALIGN
 from daemons.store.ssd.index import BlockIndex, Location
 

@@ -11,7 +11,7 @@ from daemons.core.errors import NotFound
 from daemons.core.ids import BlockHash
 from daemons.core.units import KIB
 from daemons.store.lower import BlockRecord
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.store.ssd import SsdSettings, SsdTier
 from daemons.store.ssd.buckets import Bucket
 from daemons.store.ssd.files import ALIGN

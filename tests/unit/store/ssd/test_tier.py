@@ -23,7 +23,7 @@ from daemons.core.errors import (
     Unavailable,
 )
 from daemons.core.units import KIB, MIB
-from daemons.store.seal import BadSeal
+from daemons.store.segment.seal import BadSeal
 from daemons.store.ssd import DiskDirectory, SsdSettings, SsdTier
 
 WAIT_S = 20.0

@@ -1,0 +1,1 @@
+"""Model directories: found, read, converted from GGUF, named by what a KV block depends on."""

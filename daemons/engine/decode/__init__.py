@@ -1,0 +1,1 @@
+"""A decode step: who takes part, attention of single rows, the kernel forms with the same bits, the next token."""

@@ -1,0 +1,139 @@
+"""Versions of named objects: who may put one next, and which versions are dead. Pure.
+
+A version is (incarnation, counter) in 64 bits, so a later master's are above all earlier ones. What was deleted or
+replaced is remembered as the highest version that is dead, by the master and, logged, by every cache node.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from daemons.core.errors import Exhausted
+from daemons.core.ids import BlockHash, Incarnation
+from daemons.store.directory.tombstones import TTL_S
+
+COUNTER_BITS: Final = 40
+_MAX_GIVEN: Final = 1 << (COUNTER_BITS - 1)
+MAX_DEAD: Final = 200_000
+"""Some 200 bytes each. Beyond it the oldest is forgotten: a node that was away since may bring that one back."""
+MAX_RESERVED: Final = 100_000
+
+
+def incarnation_of(version: int) -> Incarnation:
+    """Of the master that gives this version out."""
+    return Incarnation(version >> COUNTER_BITS)
+
+
+class DeadNames:
+    """For each key the highest version that must not come back. Times are seconds of the caller's clock."""
+
+    def __init__(self, max_names: int = MAX_DEAD) -> None:
+        self._dead: dict[BlockHash, tuple[int, float]] = {}
+        self._max_names = max_names
+
+    def __len__(self) -> int:
+        return len(self._dead)
+
+    def __iter__(self) -> Iterator[tuple[BlockHash, int, float]]:
+        return ((key, version, at_s) for key, (version, at_s) in self._dead.items())
+
+    def add(self, key: BlockHash, version: int, at_s: float) -> bool:
+        """False when that was known."""
+        known = self._dead.get(key)
+        if known is not None:
+            if known[0] >= version:
+                return False
+            del self._dead[key]  # to the end: the oldest is the first
+        self._dead[key] = (version, at_s)
+        if len(self._dead) > self._max_names:
+            del self._dead[next(iter(self._dead))]
+        return True
+
+    def version_of(self, key: BlockHash) -> int:
+        """0 when nothing of this name is dead."""
+        known = self._dead.get(key)
+        return 0 if known is None else known[0]
+
+    def expire(self, now_s: float) -> None:
+        """Forget those of more than TTL_S ago, which are the first ones but for those learned late."""
+        while self._dead:
+            key = next(iter(self._dead))
+            if now_s - self._dead[key][1] <= TTL_S:
+                return
+            del self._dead[key]
+
+
+@dataclass(slots=True)
+class _Reservation:
+    version: int
+    until_s: float
+
+
+class NameTable:
+    """The master's: counts versions and holds reservations while their puts run."""
+
+    def __init__(self, incarnation: Incarnation) -> None:
+        self.dead = DeadNames()
+        self._incarnation = incarnation
+        self._last = incarnation << COUNTER_BITS
+        self._reserved: dict[BlockHash, _Reservation] = {}
+
+    def lived_with(self, version: int) -> Incarnation | None:
+        """Of the master that gave this version out, where that was another one than this, and no earlier one."""
+        return incarnation_of(version) if version > self._last else None
+
+    def skip_to(self, version: int) -> None:
+        """What follows is above this one of this incarnation, which was not given out here. One that no master gets to
+        in its life, and so was made up, is passed over: it would leave no numbers.
+        """
+        if version - (self._incarnation << COUNTER_BITS) < _MAX_GIVEN:
+            self._last = max(self._last, version)
+
+    def next_version(self) -> int:
+        """Raises Exhausted where no number is left."""
+        if self._incarnation >= 1 << (64 - COUNTER_BITS):
+            raise Exhausted(
+                f"incarnation {self._incarnation} leaves no room for versions of objects; "
+                "give the cluster a new one: stop its master and nodes, remove their state"
+            )
+        self._last += 1
+        return self._last
+
+    def reserve(self, key: BlockHash, *, now_s: float, hold_s: float) -> int:
+        """A new version, which takes the place of a reservation of this name. Raises Exhausted."""
+        if len(self._reserved) >= MAX_RESERVED:
+            self.expire(now_s)
+            if len(self._reserved) >= MAX_RESERVED:
+                raise Exhausted(f"{MAX_RESERVED} names are being put", retry_after_ms=200)
+        version = self.next_version()
+        self._reserved[key] = _Reservation(version, now_s + hold_s)
+        return version
+
+    def renew(self, key: BlockHash, version: int, *, now_s: float, hold_s: float) -> bool:
+        """Hold it longer, also one that an earlier master gave out; False when another put has it, or it is dead."""
+        held = self._reserved.get(key)
+        if held is not None and held.version > version:
+            return False
+        if self.dead.version_of(key) >= version:
+            return False
+        self._reserved[key] = _Reservation(version, now_s + hold_s)
+        return True
+
+    def is_reserved(self, key: BlockHash, *, now_s: float) -> bool:
+        held = self._reserved.get(key)
+        return held is not None and held.until_s > now_s
+
+    def is_held(self, key: BlockHash, version: int, *, now_s: float) -> bool:
+        """Whether a put of this version may still be under way."""
+        held = self._reserved.get(key)
+        return held is not None and held.version == version and held.until_s > now_s
+
+    def release(self, key: BlockHash, version: int) -> None:
+        """The put of this version has ended; one of a higher version goes on."""
+        held = self._reserved.get(key)
+        if held is not None and held.version <= version:
+            del self._reserved[key]
+
+    def expire(self, now_s: float) -> None:
+        self._reserved = {k: held for k, held in self._reserved.items() if held.until_s > now_s}
+        self.dead.expire(now_s)

@@ -1,0 +1,1 @@
+"""A node's DRAM: segments cut into slots, the seal that ends a block, the workers that copy and hash."""

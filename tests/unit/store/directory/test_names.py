@@ -1,0 +1,81 @@
+"""Versions of objects: later masters' are higher, reservations hold a name, dead versions stay dead."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemons.core.errors import Exhausted
+from daemons.core.ids import BlockHash, Incarnation
+from daemons.store.directory.names import COUNTER_BITS, DeadNames, NameTable
+from daemons.store.directory.tombstones import TTL_S
+
+KEY = BlockHash(bytes(16))
+
+
+def key(number: int) -> BlockHash:
+    return BlockHash(number.to_bytes(16, "big"))
+
+
+def test_a_later_master_gives_higher_versions() -> None:
+    first, second = NameTable(Incarnation(3)), NameTable(Incarnation(4))
+    for _ in range(1000):
+        last = first.next_version()
+    assert second.next_version() > last
+
+
+def test_an_incarnation_without_room_for_versions_is_refused() -> None:
+    with pytest.raises(Exhausted):
+        NameTable(Incarnation(1 << (64 - COUNTER_BITS))).next_version()
+    assert NameTable(Incarnation((1 << (64 - COUNTER_BITS)) - 1)).next_version() < 1 << 64
+
+
+def test_versions_go_on_above_one_that_turned_up_but_not_above_one_that_was_made_up() -> None:
+    names, own = NameTable(Incarnation(3)), 3 << COUNTER_BITS
+    names.skip_to(own + 77)
+    names.skip_to(own + 5)
+    assert names.next_version() == own + 78
+    for made_up in (own + (1 << COUNTER_BITS) - 1, (9 << COUNTER_BITS) + 1):
+        names.skip_to(made_up)
+    assert names.next_version() == own + 79
+
+
+def test_a_reservation_ends_with_its_time_its_seal_or_a_higher_one() -> None:
+    names = NameTable(Incarnation(1))
+    version = names.reserve(KEY, now_s=0.0, hold_s=10.0)
+    assert names.is_held(KEY, version, now_s=9.0)
+    assert not names.is_reserved(KEY, now_s=11.0)
+    assert names.renew(KEY, version, now_s=11.0, hold_s=10.0)
+    overtaking = names.reserve(KEY, now_s=12.0, hold_s=10.0)
+    assert not names.renew(KEY, version, now_s=13.0, hold_s=10.0)
+    names.release(KEY, version)
+    assert names.is_held(KEY, overtaking, now_s=13.0), "a lower version's end is not its end"
+    names.release(KEY, overtaking)
+    assert not names.is_reserved(KEY, now_s=13.0)
+
+
+def test_a_deleted_version_is_not_renewed() -> None:
+    names = NameTable(Incarnation(1))
+    version = names.reserve(KEY, now_s=0.0, hold_s=10.0)
+    names.dead.add(KEY, names.next_version(), 1.0)
+    names.release(KEY, names.next_version())
+    assert not names.renew(KEY, version, now_s=2.0, hold_s=10.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 50)), max_size=60))
+def test_the_highest_dead_version_counts_in_whatever_order_they_come(
+    told: list[tuple[int, int]],
+) -> None:
+    dead, expected = DeadNames(), dict[int, int]()
+    for number, version in told:
+        assert dead.add(key(number), version, 0.0) == (version > expected.get(number, 0))
+        expected[number] = max(version, expected.get(number, 0))
+    assert {k: v for k, v, _ in dead} == {key(n): v for n, v in expected.items()}
+
+
+def test_the_oldest_gives_way_and_time_ends_all() -> None:
+    dead = DeadNames(max_names=3)
+    for number in range(5):
+        dead.add(key(number), 1, float(number))
+    assert [k for k, _, _ in dead] == [key(2), key(3), key(4)]
+    dead.expire(TTL_S + 3.5)
+    assert [k for k, _, _ in dead] == [key(4)]
