@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from daemons.core.errors import Exhausted, McError, ProtocolError, Unavailable
+from daemons.core.units import format_duration
 from daemons.protocol.base import MALFORMED, Message, Ping
 from daemons.protocol.failure import Failure, Unwelcome, to_error
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
@@ -279,7 +280,7 @@ class Channel:
         pending = self._pending.pop(request_id, None)
         if pending is not None:
             pending.on_reply(
-                Unavailable(f"{self.endpoint} did not answer within {timeout_s:.2g} s")
+                Unavailable(f"{self.endpoint} did not answer within {format_duration(timeout_s)}")
             )
 
     def _fail_these(self, request_ids: list[int], error: McError) -> None:

@@ -11,6 +11,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
@@ -140,9 +141,7 @@ def _serve(name: str, app: App) -> int:
 
 
 def _tell_watchdog(app: App) -> None:
-    def tell() -> None:
-        notify("WATCHDOG=1")
-
+    tell = partial(notify, "WATCHDOG=1")
     if isinstance(app, TwoLoops):
         app.in_other_loop(tell)
     else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from daemons.core.errors import McError, ProtocolError, Unavailable
+from daemons.core.units import format_duration
 from daemons.protocol.base import Message
 from daemons.protocol.messages import Reply
 
@@ -93,7 +94,7 @@ def ask_patiently(
                     raise
                 # The last try had what was left of the time; who asked knows the whole of it alone.
                 raise Unavailable(
-                    f"given up after {timeout_s:.2g} s of tries; the last one: {error.message}",
+                    f"given up after {format_duration(timeout_s)} of tries; the last one: {error.message}",
                     retry_after_ms=error.retry_after_ms,
                 ) from None
         yield Pause(_RETRY_S)

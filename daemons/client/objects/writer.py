@@ -265,9 +265,7 @@ class ObjectPut:
             elif status == "conflict":
                 part.item.outcome = _overtaken(part.item)
             elif status == "failed" and part.is_inline:
-                assert self._maker is not None
-                part.why = TransferError(f"{control} takes no values in messages")
-                self._maker.outline(part)
+                part.why = self._outline(part, control)
             elif status == "failed":
                 part.why = TransferError(
                     f"{control} could not pull {_shown(part.item.name)}: {reply.why}"
@@ -279,6 +277,15 @@ class ObjectPut:
                     f"{control}: {reply.why}", retry_after_ms=reply.retry_after_ms
                 )
                 full.add(control)
+
+    def _outline(self, part: Part, control: str) -> McError:
+        """Why it is to be put again, in another way; what fails here is of this part alone."""
+        assert self._maker is not None
+        try:
+            self._maker.outline(part)
+        except McError as error:
+            return error
+        return TransferError(f"{control} takes no values in messages")
 
     def _sealed(self, part: Part, found: dict[BlockHash, BlockLocation]) -> None:
         location = found.get(part.block.meta.hash)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from daemons.core.errors import McError
 from daemons.core.ids import BlockHash
 from daemons.mc_master.blocks.device_tier import DeviceTier
 from daemons.mc_master.requests import OnUsed
@@ -30,7 +31,7 @@ class Lookups:
 
     def match(self, call: Call, message: Match) -> None:
         """At once, or together with those that wait behind it, which costs each less."""
-        if message.wants_grants:
+        if message.wants_grants or not (self._waiting or call.has_followers):
             self.settle()
             self._match(call, message)
             return
@@ -39,10 +40,16 @@ class Lookups:
             self.settle()
 
     def settle(self) -> None:
-        """Answer what waits. Called before anything else is served."""
+        """Answer what waits. Called before anything else is served, to which a bug in this must do nothing."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
+        self._state.loop.guard(lambda: self._answer(waiting))
+        for call, _ in waiting:
+            if not call.is_done:
+                call.fail(McError("internal error; see the log of mc-master"))
+
+    def _answer(self, waiting: list[tuple[Call, Match]]) -> None:
         if len(waiting) == 1 or not self._match_together(waiting):
             for call, message in waiting:
                 self._match(call, message)

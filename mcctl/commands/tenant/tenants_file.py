@@ -13,6 +13,11 @@ from daemons.core.errors import ConfigError, Conflict, NotFound
 from mcctl import paths, render
 from mcctl.settings import settings_of
 
+_OPEN: Final = (
+    "the gateway of `mcctl cluster up` has no tenants, anybody may ask it; "
+    "started with `--tenants FILE` it has those of FILE"
+)
+
 File = Annotated[
     Path | None,
     typer.Option(
@@ -23,12 +28,6 @@ File = Annotated[
     ),
 ]
 Name = Annotated[str, typer.Argument(help="As in `tenant list`.")]
-
-
-_OPEN: Final = (
-    "the gateway of `mcctl cluster up` has no tenants, anybody may ask it; "
-    "started with `--tenants FILE` it has those of FILE"
-)
 
 
 def tenants_path(context: typer.Context, given: Path | None) -> Path:

@@ -1,6 +1,6 @@
 """The rules of a put, driven step by step: what a caller is told when the time was not enough."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ from daemons.client.objects.parts import Item
 from daemons.client.objects.source import SourceMemory
 from daemons.client.objects.steps import AskMaster, AskNodes, Step
 from daemons.client.objects.writer import ObjectPut
-from daemons.core.errors import Unavailable
+from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import NodeId
 from daemons.protocol.base import Ok
+from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutStatus
 from daemons.protocol.objects import ReservedName, ReserveNames, ReserveNamesReply
 from daemons.protocol.request import PutTarget
 from daemons.transfer import TransferEngine
@@ -38,18 +39,62 @@ def answer(step: Step) -> object:
     return Ok() if isinstance(step, AskMaster) else None
 
 
-def test_a_put_that_ran_out_of_time_tells_the_whole_of_it(memory: SourceMemory) -> None:
-    """The last try has only what is left, so its own account of the time says nothing."""
-    item = Item(b"weights", np.zeros(10, np.uint8), ValueType())
+def run(memory: SourceMemory, items: list[Item], answer: Callable[[Step], object]) -> None:
     put = ObjectPut(memory, b"", replaces=False, is_same=lambda _at, _item: True, timeout_s=0.2)
-    steps = put.run([item])
+    steps = put.run(items)
     step: Step | None = next(steps)
     while step is not None:
         try:
             step = steps.send(answer(step))
         except StopIteration:
             step = None
+
+
+def test_a_put_that_ran_out_of_time_tells_the_whole_of_it(memory: SourceMemory) -> None:
+    """The last try has only what is left, so its own account of the time says nothing."""
+    item = Item(b"weights", np.zeros(10, np.uint8), ValueType())
+    run(memory, [item], answer)
     assert isinstance(item.outcome, Unavailable)
     assert item.outcome.message == (
         "'weights' could not be put within 0.2 s; the last try: tcp://h:1 did not answer within 0.027 s"
+    )
+
+
+def test_a_value_that_cannot_be_lent_fails_alone(
+    memory: SourceMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a node takes no values in messages, and there is no memory to lend them from either."""
+    items = [Item(name, np.zeros(10, np.uint8), ValueType()) for name in (b"first", b"second")]
+
+    def refuse() -> None:
+        raise Exhausted("all is lent")
+
+    def first_refused(step: Step) -> object:
+        if not isinstance(step, AskNodes):
+            return answer(step)
+        [(_, put)] = step.asked
+        assert isinstance(put, Put)
+        results: list[PutStatus] = [
+            "failed" if block.meta.name == b"first" else "stored" for block in put.blocks
+        ]
+        places = [_place(block) for block in put.blocks if block.meta.name != b"first"]
+        return [PutReply(results=results, why="a tail that is too long", locations=places)]
+
+    monkeypatch.setattr(memory, "open", refuse)
+    run(memory, items, first_refused)
+    assert isinstance(items[0].outcome, Exhausted)
+    assert isinstance(items[1].outcome, BlockLocation)
+
+
+def _place(block: PutBlock) -> BlockLocation:
+    return BlockLocation(
+        hash=block.meta.hash,
+        node=NodeId("n"),
+        region=block.source.region,
+        offset=0,
+        length=10,
+        trailer_bytes=8,
+        version=block.version,
+        seal_checksum=0,
+        num_layers=1,
     )
