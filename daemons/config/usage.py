@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -11,20 +11,24 @@ from daemons.core.errors import ConfigError
 
 _DAY_S: Final = 86_400
 
+_Time = Annotated[str, msgspec.Meta(pattern=r"\A\d{4}-\d\d-\d\dT")]
+"""Begins with the day, which names a file."""
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Fields are only ever added, with a default."""
 
-    time: str
+    time: _Time
     gateway: str
     tenant: str
     key: str
     model: str
     request: str
     status: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+    prompt_tokens: _Count
+    cached_tokens: _Count
+    completion_tokens: _Count
     cost: float = 0.0
 
 
@@ -45,13 +49,13 @@ def usage_file(directory: Path, day: str) -> Path:
 
 
 def read_usage(path: Path) -> Iterator[UsageLine]:
-    """Lines that a crash cut off are passed over; a missing file has none. Raises ConfigError."""
+    """Lines that a crash cut off, or that are none, are passed over; a missing file has none. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             for line in file:
                 try:
                     yield _decode_line(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     continue
     except FileNotFoundError:
         return

@@ -2,17 +2,25 @@
 the next life counts them, all but that second. It is read from what the kernel holds, so nothing is synced.
 """
 
-import asyncio
+import errno
+import fcntl
+import itertools
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from daemons.config.usage import UsageLine, encode_line, read_usage
+from daemons.core.errors import ConfigError
+from daemons.service.paths import NO_ROOM
 
 log = logging.getLogger(__name__)
 
 NOTE_S: Final = 1.0
+MAX_WAITING_NOTED: Final = 4096
+"""The oldest; to write more each second would hold up streams."""
+_TAKEN: Final = (errno.EACCES, errno.EAGAIN)
 KILLED: Final = 0
 """The status of a line that was taken from here: nobody was told how the answer ended."""
 
@@ -21,10 +29,14 @@ SoFar = Callable[[], UsageLine | None]
 
 
 class RunningUsage:
-    """Coroutines' thread. An answer is left before its line is written: the file may name both, never less than one."""
+    """Coroutines' thread. An answer is left before its line is written: the file may name both, never less than one.
+
+    Raises ConfigError where a gateway that lives writes this file: what it is giving would be counted twice.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = _lock(path.with_name(f".{path.name}.lock"))
         self._running: set[SoFar] = set()
         self._is_there = path.exists()
         self._is_failing = False
@@ -39,11 +51,15 @@ class RunningUsage:
     def leave(self, so_far: SoFar) -> None:
         self._running.discard(so_far)
 
-    def note(self) -> None:
-        """Never raises: an answer is worth more than its note."""
-        lines = [line for ask in self._running if (line := ask()) is not None]
+    def note(self, waiting: Iterable[bytes] = ()) -> None:
+        """Never raises: an answer is worth more than its note. `waiting`: lines of answers that have ended, for which
+        there is no room yet.
+        """
+        running = [
+            encode_line(line) + b"\n" for ask in self._running if (line := ask()) is not None
+        ]
         try:
-            self._write(lines)
+            self._write([*running, *itertools.islice(waiting, MAX_WAITING_NOTED)])
         except OSError as error:
             if not self._is_failing:
                 log.error("usage is not noted in=%s why=%s", self._path, error.strerror)  # noqa: TRY400 - a full disk is no bug
@@ -51,19 +67,43 @@ class RunningUsage:
             return
         self._is_failing = False
 
-    async def run_forever(self) -> None:
-        while True:
-            await asyncio.sleep(NOTE_S)
-            self.note()
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
-    def _write(self, lines: list[UsageLine]) -> None:
+    def _write(self, lines: list[bytes]) -> None:
         """Whole or not at all."""
         if lines:
             fresh = self._path.with_name(f".{self._path.name}.new")
             fresh.unlink(missing_ok=True)  # whatever it is
             with fresh.open("xb") as file:
-                file.write(b"".join(encode_line(line) + b"\n" for line in lines))
+                file.write(b"".join(lines))
             fresh.replace(self._path)
         elif self._is_there:
             self._path.unlink(missing_ok=True)
         self._is_there = bool(lines)
+
+
+def _lock(path: Path) -> int:
+    """A descriptor; -1 where there is no room for the file. The kernel takes it back from a process that is killed.
+
+    Of the process, not of the descriptor: no child of it can keep it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            return -1
+        raise ConfigError(f"`tenants.usage_dir`: cannot write {path}: {error.strerror}") from None
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in _TAKEN:
+            raise ConfigError(
+                f"another gateway of this `node.id` writes usage in {path.parent}; "
+                "stop it, or give this one its own `node.id`"
+            ) from None
+        raise ConfigError(f"`tenants.usage_dir`: cannot lock {path}: {error.strerror}") from None
+    return descriptor

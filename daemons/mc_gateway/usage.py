@@ -13,7 +13,7 @@ from typing import Final
 from daemons.config.usage import UsageLine, day_of, encode_line, read_usage, usage_file
 from daemons.core.errors import ConfigError
 from daemons.mc_gateway.day_file import WallClock, open_at
-from daemons.mc_gateway.running_usage import RunningUsage
+from daemons.mc_gateway.running_usage import NOTE_S, RunningUsage
 from daemons.service.paths import NO_ROOM
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class UsageLog:
         self._is_failing = False
 
     def jobs(self) -> list[Coroutine[None, None, None]]:
-        return [self.run_forever(), self.running.run_forever()]
+        return [self.run_forever(), self._note_forever()]
 
     async def run_forever(self) -> None:
         """Where nothing more comes, what waits is written all the same."""
@@ -92,11 +92,21 @@ class UsageLog:
             await asyncio.sleep(RETRY_S)
             self.flush()
 
+    def note(self) -> None:
+        """For a life after a kill: what runs, and what waits for room."""
+        self.running.note(data for _, data in self._waiting)
+
+    async def _note_forever(self) -> None:
+        while True:
+            await asyncio.sleep(NOTE_S)
+            self.note()
+
     def close(self) -> None:
-        self.running.note()
         self.flush()
+        self.note()
         if self._waiting:
             log.error("usage is lost lines=%d in=%s", len(self._waiting), self._directory)
+        self.running.close()
         self._close_file()
 
     def _take_over(self, lines: list[UsageLine]) -> None:

@@ -1,6 +1,8 @@
 """The log of what tenants used, on a real disk that is full, after a crash, and with files that somebody moves."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -142,6 +144,69 @@ def test_what_ran_yesterday_stands_under_its_day(tmp_path: Path) -> None:
     assert written(tmp_path) == ["before-midnight"]
     assert written(tmp_path, NEXT_DAY) == ["ended-after-it"]
     assert log.used("acme", "2026-12-02") == 0
+
+
+def test_what_waits_for_room_outlives_a_kill_and_those_of_the_life_before_too(
+    tmp_path: Path,
+) -> None:
+    killed = open_log(tmp_path)
+    running = partial(line, "running")
+    killed.running.follow(running)
+    killed.note()
+    killed.running.leave(running)
+    usage_file(tmp_path, DAY).write_bytes(b"\n" * 4096)
+    with room_for(4096):  # for the note alone
+        killed.append(line("ended"))
+        killed.append(running())
+        killed.note()
+        killed.running.close()
+        again = open_log(tmp_path)
+        again.note()
+        again.running.close()
+    log = open_log(tmp_path)
+    log.note()
+    assert written(tmp_path) == ["ended", "running"]
+    assert (log.used("acme", DAY), log.running.left_over()) == (14, [])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"x":' + b"[" * 100_000,
+        encode_line(line("bad", day="../../../../x")),
+        encode_line(line("bad", day="2026-11-3\0")),
+        encode_line(line("bad", day="")),
+        encode_line(line("bad", tokens=-5)),
+        b"\0" * 4096,
+        b"\xff{}",
+        b"[]",
+    ],
+    ids=["deep", "path", "nul", "no-day", "negative", "zeros", "no-text", "list"],
+)
+def test_a_note_that_no_gateway_wrote_costs_only_itself(tmp_path: Path, bad: bytes) -> None:
+    note = tmp_path / "running-g.jsonl"
+    note.write_bytes(
+        bad + b"\n" + encode_line(line("good")) + b"\n" + encode_line(line("torn"))[:-9]
+    )
+    usage_file(tmp_path, DAY).write_bytes(bad + b"\n")
+    log = open_log(tmp_path)
+    log.append(line("next"))
+    assert (log.num_waiting, written(tmp_path), log.used("acme", DAY)) == (0, ["good", "next"], 14)
+
+
+def test_answers_of_a_gateway_that_lives_are_not_taken_over_by_another_of_its_name(
+    tmp_path: Path,
+) -> None:
+    living = open_log(tmp_path)
+    living.running.follow(partial(line, "running"))
+    living.note()
+    begin = "from pathlib import Path; from daemons.mc_gateway.usage import UsageLog; "
+    begin += f"UsageLog(Path({str(tmp_path)!r}), lambda: {NOON_S}, 'g')"
+    done = subprocess.run(
+        [sys.executable, "-c", begin], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "ConfigError: another gateway of this `node.id` writes usage in" in done.stderr
+    assert (written(tmp_path), len(living.running.left_over())) == ([], 1)
 
 
 def test_an_answer_that_has_ended_is_not_noted_any_more_and_a_full_disk_keeps_the_note_before(
