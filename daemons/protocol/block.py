@@ -224,6 +224,7 @@ class FlushBlocksReply(Message, frozen=True, kw_only=True):
     left_bytes: int
     num_without: int = 0
     """Of those left, on nodes without such a tier: they stay."""
+    left_by_node: dict[NodeId, int] = msgspec.field(default_factory=dict)
 
 
 class WriteDown(Message, frozen=True, kw_only=True):

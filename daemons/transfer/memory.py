@@ -36,12 +36,13 @@ class SharedMemory:
     """Pages that other processes can map: a sealed memfd, or a locked file on a tmpfs."""
 
     def __init__(self, fd: int, size_bytes: int, path: Path | None) -> None:
+        """Raises TransferError."""
         self.fd = fd
         self.size_bytes = size_bytes
         self.path = path
         self.is_kept = False
         """Whether the file outlives `close`, for `reopen_shared` by a later process."""
-        self._map: mmap.mmap | None = mmap.mmap(fd, size_bytes)
+        self._map: mmap.mmap | None = _map(fd, size_bytes)
         self.array: ByteArray = np.frombuffer(self._map, np.uint8)
 
     @property
@@ -153,6 +154,17 @@ def _check_sealed(fd: int) -> None:
         raise TransferError("it is not sealed against shrinking")
 
 
+def _map(fd: int, size_bytes: int) -> mmap.mmap:
+    """Raises TransferError: not all that can be opened can be mapped and written, such as what was kept read-only."""
+    try:
+        return mmap.mmap(fd, size_bytes)
+    except OSError as error:
+        raise TransferError(
+            f"it cannot be mapped to be written: {error.strerror}; is it read-only, or this process's address space "
+            "limited (ulimit -v)?"
+        ) from error
+
+
 def _check_room(name: str, size_bytes: int) -> None:
     """Taking page after page until none is left would end other processes, not this one's start."""
     room = available_bytes()
@@ -220,11 +232,10 @@ def _allocate_pages(fd: int, size_bytes: int, where: Path, progress: Progress | 
         try:
             os.posix_fallocate(fd, start, length)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
+            is_full = error.errno in (errno.ENOSPC, errno.ENOMEM)
             raise Exhausted(
                 f"only {format_size(start)} of {format_size(size_bytes)} could be allocated in {where}; "
-                "free memory or ask for less"
+                f"{'free memory or ask for less' if is_full else error.strerror}"
             ) from error
         if progress:
             progress(start + length, size_bytes)

@@ -7,12 +7,13 @@ from typing import Final
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound, Unavailable
-from daemons.core.units import format_count, format_size
+from daemons.core.units import format_count, format_size, format_usage
 from daemons.protocol.block import BlockFilter, FlushBlocksReply, Tier
 
 _POLL_S: Final = 0.1
 _STUCK_S: Final = 15.0
 """Without one more block written the nodes are not going to: full, resting after a failure, or told never to."""
+_MAX_NAMED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,21 @@ def wait(
         elif time.monotonic() - moved_s > _STUCK_S:
             raise Unavailable(
                 f"{reply.num_left} blocks ({format_size(reply.left_bytes)}) are left and none was written for "
-                f"{_STUCK_S:g} s; see the logs of the cache nodes, and their keys ssd.flush and ssd.flush_models"
+                f"{_STUCK_S:g} s: {_where_left(client, plan, reply)}. They stay where they are. A tier that is full of "
+                f"what was flushed takes no more: raise {plan.to}.capacity, or flush fewer. Else see the nodes' logs, "
+                f"and their keys {plan.to}.flush and {plan.to}.flush_models"
             )
     return reply
+
+
+def _where_left(client: ClusterClient, plan: FlushPlan, reply: FlushBlocksReply) -> str:
+    """The nodes that have most of it, and what the master says of each."""
+    known = {each.node.node: each for each in client.nodes().nodes}
+    most = sorted(reply.left_by_node.items(), key=lambda item: -item[1])[:_MAX_NAMED]
+    told = []
+    for name, num_left in most:
+        node = known.get(name)
+        tier = None if node is None else node.tiers.get(plan.to)
+        space = f", {plan.to} {format_usage(tier.used_bytes, tier.capacity_bytes)}" if tier else ""
+        told.append(f"{num_left} on {name} ({'gone' if node is None else node.state}{space})")
+    return ", ".join(told)

@@ -20,8 +20,11 @@ from kit.pool import (
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged
 from daemons.client.store import BlockReader
-from daemons.core.ids import BlockHash
-from daemons.protocol.block import BlockFilter
+from daemons.core.errors import Unavailable
+from daemons.core.ids import BlockHash, NodeId
+from daemons.protocol.block import BlockFilter, FlushBlocksReply
+from mcctl.cache import flush as flush_module
+from mcctl.cache.flush import FlushPlan
 
 NUM_BLOCKS = 70
 """Of which a segment of 8 MiB holds 28."""
@@ -144,6 +147,35 @@ def test_flush_writes_what_dram_holds_and_evict_frees_it_there(
             assert flush(cluster, evict=True).num_done == 20
             assert set(tiers_of(pool, hashes)) == {"ssd"}
         locations = pool.match(hashes)
+        assert np.array_equal(read_in_pieces(source, locations), source.array)
+
+
+def test_a_flush_that_does_not_fit_stops_and_what_is_left_stays_in_dram(
+    directory: Path,
+    make_source: Callable[..., SourceMemory],
+    settings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, hashes = make_source(NUM_BLOCKS), chain(NUM_BLOCKS)
+    settings = [*settings, "segment.size=32MiB", "ssd.capacity=16MiB", "ssd.flush=manual"]
+    with running_pool(directory, settings=settings) as pool, ClusterClient(pool.master) as cluster:
+        put_all(pool, source, hashes)
+        pool.wait_until_sealed(hashes)
+        plan = FlushPlan(BlockFilter(), "ssd", evict=True)
+
+        def ask() -> FlushBlocksReply:
+            return cluster.flush_blocks(plan.chosen, to=plan.to, evict=plan.evict)
+
+        wait_for(lambda: ask() and "flush stopped tier=the SSD" in pool.node.said())
+        wait_for(lambda: (r := ask()).num_done and r.num_done + r.num_left == NUM_BLOCKS)
+        reply = ask()
+        assert 0 < reply.num_done < NUM_BLOCKS
+        assert reply.left_by_node == {NodeId("node-a"): reply.num_left}
+        monkeypatch.setattr(flush_module, "_STUCK_S", 0.3)
+        with pytest.raises(Unavailable, match=r" on node-a \(alive, ssd .* raise ssd.capacity"):
+            flush_module.wait(cluster, plan, lambda _: None)
+        locations = pool.match(hashes)
+        assert len(locations) == NUM_BLOCKS
         assert np.array_equal(read_in_pieces(source, locations), source.array)
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from daemons.core.errors import Conflict, Exhausted, McError, Rejected
 from daemons.core.ids import BlockHash, short
+from daemons.core.units import MIB
 from daemons.mc_cachenode.lower.copy_down import CopyDown
 from daemons.mc_cachenode.lower.lower_tiers import FlushModes
 from daemons.mc_cachenode.replica import Replica
@@ -26,6 +27,9 @@ _MAX_WAITING: Final = 65_536
 _RETRY_S: Final = 0.05
 _SEALED_DELAY_S: Final = 0.03
 _SEALED_AT_ONCE: Final = 16
+_FORGET_S: Final = 60.0
+"""Without a word from the operator; then what was written for the last wish may go for the next one."""
+_CHECK_BYTES: Final = 8 * MIB
 _GRACE_S: Final = 0.1
 """A block that is in the tier stays in DRAM for so long, for those who were told just before that it is there."""
 
@@ -57,6 +61,12 @@ class WriteDown:
         self._waiting: dict[BlockHash, bool] = {}
         """Asked for by an operator, with whether to free it in DRAM then; written as the tier takes them."""
         self._is_pumping = False
+        self._mark = 0
+        """Of the tier when the operator began to ask; what was written for that since is not to go for what follows."""
+        self._asked_s = -_FORGET_S
+        self._is_full = False
+        self._checked_bytes = 0
+        """To be written before the next look at whether it is full."""
         self._sealed: deque[Replica] = deque()
         """To be written through."""
         self.copy_down: CopyDown | None = None
@@ -96,6 +106,10 @@ class WriteDown:
 
     def ask(self, hashes: Sequence[BlockHash], *, evict: bool) -> None:
         """Write these, as fast as the tier takes them; what is already there is only freed."""
+        now_s = self._loop.clock()
+        if now_s - self._asked_s >= _FORGET_S:
+            self._mark, self._is_full = self._tier.mark(), False
+        self._asked_s = now_s
         for block_hash in hashes:
             if len(self._waiting) < _MAX_WAITING:
                 self._waiting[block_hash] = evict or self._waiting.get(block_hash, False)
@@ -104,9 +118,13 @@ class WriteDown:
     def _pump(self) -> None:
         """Until the tier has enough, then again a little later."""
         self._is_pumping = False
+        self._checked_bytes = 0
         while self._waiting:
             block_hash, evict = next(iter(self._waiting.items()))
             replica = self._replicas.get(block_hash)
+            if self._has_no_room(block_hash):
+                del self._waiting[block_hash]
+                continue
             if replica is not None and replica.state == "sealed":
                 is_allowed = self._modes.of(replica.meta.model) != "none"
                 error = self._write(replica, "flushed" if evict else None) if is_allowed else None
@@ -116,6 +134,20 @@ class WriteDown:
                 self._pump_later()
                 return
             del self._waiting[block_hash]
+
+    def _has_no_room(self, block_hash: BlockHash) -> bool:
+        """A block that only one written for the same wish could make room for: it stays where it is."""
+        if self._tier.get(block_hash) is not None:
+            return False
+        if self._checked_bytes <= 0:
+            was_full, self._is_full = self._is_full, self._tier.is_full_since(self._mark)
+            self._checked_bytes = _CHECK_BYTES
+            if self._is_full and not was_full:
+                log.warning(
+                    "flush stopped tier=%s why=it is full of what was flushed; what is left stays where it is",
+                    self._tier.where,
+                )
+        return self._is_full
 
     def _pump_later(self) -> None:
         if not self._is_pumping:
@@ -140,6 +172,7 @@ class WriteDown:
             if leaves_for is not None:
                 self._callbacks.on_not_written(1)
             return error
+        self._checked_bytes -= replica.length
         self._replicas.hold(replica)
         writing = self._writing[replica.meta.hash] = _Writing(replica, leaves_for)
         done.add_done_callback(

@@ -77,6 +77,9 @@ def refusal(block: PutBlock) -> str | None:
         return f"{ranges.num_rows} rows of {ranges.row_bytes} bytes for {block.num_layers} layers"
     if block.checksums is not None and len(block.checksums) != block.num_layers:
         return f"{len(block.checksums)} checksums for {block.num_layers} layers"
+    if block.tail or meta.value_bytes:
+        # What lies behind its layers nobody would write, nor hash: it is what the slot held before.
+        return f"{len(block.tail)} bytes behind its layers, or a value of {meta.value_bytes} bytes, are of objects"
     return None
 
 

@@ -20,6 +20,7 @@ def flush(state: MasterState, message: FlushBlocks) -> FlushBlocksReply:
     directory = state.directory
     found = listing.select_replicas(directory, message.filter, now_s=state.now_s())
     num_done = num_left = left_bytes = num_without = 0
+    left_by_node: dict[NodeId, int] = {}
     for node in {node for node, _ in found}:
         here = _above(found, node, message.to)
         below = (node, message.to)
@@ -28,6 +29,8 @@ def flush(state: MasterState, message: FlushBlocks) -> FlushBlocksReply:
         left = [each for each in here if each not in is_there or each in in_dram]
         num_done += len(here) - len(left)
         num_left += len(left)
+        if left:
+            left_by_node[node] = len(left)
         left_bytes += sum(directory.length_on((node, here[each]), each) for each in left)
         if not directory.has_tier(*below):
             num_without += len(left)
@@ -40,7 +43,11 @@ def flush(state: MasterState, message: FlushBlocks) -> FlushBlocksReply:
     if message.evict:
         num_done = len(in_tier)
     return FlushBlocksReply(
-        num_done=num_done, num_left=num_left, left_bytes=left_bytes, num_without=num_without
+        num_done=num_done,
+        num_left=num_left,
+        left_bytes=left_bytes,
+        num_without=num_without,
+        left_by_node=left_by_node,
     )
 
 

@@ -83,6 +83,14 @@ class LowerTier(ABC):
     def leaving(self) -> list[BlockHash]:
         """What it will give up next for space; empty while there is enough, and where nothing lies below it."""
 
+    @abstractmethod
+    def mark(self) -> int:
+        """What is put from now on is of this mark or a higher one."""
+
+    @abstractmethod
+    def is_full_since(self, mark: int) -> bool:
+        """Whether the next puts find no space but that of what was put since then; O(files)."""
+
     def submit_read(
         self, block_hash: BlockHash, target: memoryview, *, reader: Hashable = None
     ) -> "Future[None]":

@@ -21,6 +21,7 @@ from daemons.store.lower.tier import LowerTier
 from daemons.store.lower.waiting import Waiting, begun, fail
 from daemons.store.object.bucket import ObjectBucket
 from daemons.store.object.catalog import Found
+from daemons.store.object.choosing import choose_victim
 from daemons.store.object.manifest import data_key
 from daemons.store.object.packing import verify_stored
 from daemons.store.object.queue import Pending
@@ -117,6 +118,19 @@ class ObjectTier(LowerTier):
     def leaving(self) -> list[BlockHash]:
         """Nothing lies below."""
         return []
+
+    def mark(self) -> int:
+        with self._lock:
+            return 1 + max(self._catalog.parts, default=0)
+
+    def is_full_since(self, mark: int) -> bool:
+        shared = self._shared
+        with self._lock:
+            taken = self._catalog.num_bytes + sum(shared.garbage.values()) + self._queued_bytes
+            if taken + shared.settings.part_bytes <= shared.settings.capacity_bytes:
+                return False
+            victim = choose_victim(self._catalog.own)
+            return victim is None or victim.part_id >= mark
 
     def read(self, block_hash: BlockHash) -> memoryview:
         """Payload and trailer, verified; on the caller's thread, for as long as a call to the store may take. Raises

@@ -68,6 +68,9 @@ class BucketDirectory(Protocol):
 
     def sync(self) -> None: ...
 
+    def free_bytes(self) -> int:
+        """Of the filesystem, for whoever comes first."""
+
     def close(self) -> None: ...
 
 
@@ -145,6 +148,10 @@ class DiskDirectory:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def free_bytes(self) -> int:
+        room = os.fstatvfs(self._lock_fd)
+        return room.f_bavail * room.f_frsize
 
     def close(self) -> None:
         os.close(self._lock_fd)

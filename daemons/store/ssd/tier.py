@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 _EVERY_SEQUENCE = (1 << 64) - 1
 _TIGHT_FRACTION = 0.7
 _LEAVING_BUCKETS = 2
+_SPARE_BUCKETS = 2
+"""The one that is written next, and the space that the writer keeps beside it."""
 _MAX_READ_ERRORS = 8
 """In a row: one bad sector is no dead disk. One failed write is enough."""
 
@@ -141,11 +143,26 @@ class SsdTier(LowerTier):
     def leaving(self) -> list[BlockHash]:
         """The blocks of the files that go next, in the order they lie there; empty while there is space."""
         with self._lock:
-            if self._buckets.file_bytes < _TIGHT_FRACTION * self.settings.capacity_bytes:
+            file_bytes = self._buckets.file_bytes
+            if file_bytes < _TIGHT_FRACTION * (file_bytes + max(0, self._free_bytes())):
                 return []
             index, oldest = self._blocks.index, list(self._buckets.by_id)[:_LEAVING_BUCKETS]
             rows = [row for bucket_id in oldest for row in index.rows_in_bucket(bucket_id)]
             return [index.hash_of(row) for row in rows]
+
+    def mark(self) -> int:
+        """That of the open bucket: of what shares it with later blocks nothing goes for them."""
+        with self._lock:
+            return max(self._buckets.by_id, default=self._buckets.next_id)
+
+    def is_full_since(self, mark: int) -> bool:
+        """With room for what waits to be written, and for the bucket that is kept free."""
+        with self._lock:
+            oldest = self._buckets.oldest
+            if oldest is not None and oldest.bucket_id < mark:
+                return False
+            needed = self._queue.num_bytes + _SPARE_BUCKETS * self.settings.bucket_bytes
+            return self._free_bytes() < needed
 
     def read(
         self, block_hash: BlockHash, target: memoryview, layers: tuple[int, int] | None = None
@@ -265,6 +282,11 @@ class SsdTier(LowerTier):
             self._lock.notify_all()
         elif self._queue.num_bytes >= self.settings.batch_bytes:
             self._lock.notify_all()
+
+    def _free_bytes(self) -> int:
+        """Of the capacity, or of the filesystem where that has less."""
+        taken = self._buckets.file_bytes + self._deletes.allotted_bytes
+        return min(self.settings.capacity_bytes - taken, self._buckets.directory.free_bytes())
 
     def _refuse_if_closed(self) -> None:
         """What is queued now nobody would write."""

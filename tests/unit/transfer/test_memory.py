@@ -6,10 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.full_disk import room_for
 
-from daemons.core.errors import ConfigError, TransferError
+from daemons.core.errors import ConfigError, Exhausted, TransferError
 from daemons.transfer import memory as memory_module
-from daemons.transfer.memory import allocate_shared, available_bytes, host_id, reopen_shared
+from daemons.transfer.memory import (
+    adopt_shared,
+    allocate_shared,
+    available_bytes,
+    host_id,
+    reopen_shared,
+)
 from daemons.transfer.regions import RegionTable
 
 
@@ -102,6 +109,29 @@ def test_holes_of_a_kept_file_are_filled_before_it_is_mapped(tmp_path: Path) -> 
     assert memory is not None
     assert path.stat().st_blocks * 512 >= 1 << 20
     memory.close()
+
+
+@pytest.mark.parametrize("seal", [None, fcntl.F_SEAL_WRITE, 0x10])
+def test_kept_memory_that_cannot_be_written_any_more_is_refused_and_closed(
+    seal: int | None,
+) -> None:
+    fd = os.memfd_create("kept", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 8192)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | (seal or 0))
+    if seal is None:
+        read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        os.close(fd)
+        fd = read_only
+    with pytest.raises(TransferError, match="cannot be mapped to be written"):
+        adopt_shared(fd, 8192)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_limit_of_this_process_is_told_as_a_full_filesystem_is(tmp_path: Path) -> None:
+    with room_for(1 << 20), pytest.raises(Exhausted, match=r"only 0 B of 2.0 MiB .*File too large"):
+        allocate_shared("test", 2 << 20, tmp_path / "segment")
+    assert not (tmp_path / "segment").exists()
 
 
 def test_a_full_filesystem_says_what_to_do(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """What a node refuses of a put before it takes any byte of it."""
 
+import msgspec
 import pytest
 
 from daemons.client.objects.format import PIECE_BYTES, object_meta
 from daemons.core.errors import Unavailable
-from daemons.core.ids import Epoch, HostId, Incarnation, new_put_id
+from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, new_put_id
 from daemons.core.units import MIB
 from daemons.mc_cachenode.puts.pull import refusal
 from daemons.mc_cachenode.puts.puts import check_given_out
-from daemons.protocol.block import MAX_INLINE_BYTES, MAX_TAIL_BYTES, Put, PutBlock
-from daemons.protocol.segment import DataAddress, RegionRef, Source
+from daemons.protocol.block import MAX_INLINE_BYTES, MAX_TAIL_BYTES, BlockMeta, Put, PutBlock
+from daemons.protocol.segment import DataAddress, RegionRef, Source, Strided
 from daemons.store.directory.names import COUNTER_BITS
 from daemons.transfer import contiguous
 
@@ -58,6 +59,26 @@ def test_values_in_messages_have_a_largest_size_and_one_shape() -> None:
         with_tail(100, piece=-1),
     ]
     assert all(refusal(block) for block in refused)
+
+
+def test_a_block_of_kv_has_nothing_behind_its_layers() -> None:
+    meta = BlockMeta(
+        hash=BlockHash(bytes(16)),
+        parent=BlockHash(bytes(16)),
+        namespace=b"n",
+        depth=0,
+        num_tokens=64,
+        model="m",
+    )
+    rows = Strided(offset=0, row_bytes=8, num_rows=4, stride_bytes=8)
+    block = PutBlock(meta=meta, source=Source(region=REGION, ranges=rows), num_layers=2)
+    assert refusal(block) is None
+    of_object = msgspec.structs.replace(meta, value_bytes=1)
+    for odd in (
+        msgspec.structs.replace(block, tail=b"1234"),
+        msgspec.structs.replace(block, meta=of_object),
+    ):
+        assert "are of objects" in str(refusal(odd))
 
 
 def test_versions_of_a_master_that_the_node_has_not_joined_are_told_to_come_again() -> None:

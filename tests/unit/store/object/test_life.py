@@ -51,6 +51,20 @@ def test_the_earlier_of_two_stops_writing_and_says_so() -> None:
     assert second.read(key(2)) == make_block(2)[1]
 
 
+def test_a_full_tier_says_so_before_it_gives_up_what_was_put_since() -> None:
+    clock = ManualClock()
+    tier = opened(MemoryBucket(), clock)
+    mark, put = tier.mark(), 0
+    while not tier.is_full_since(mark):
+        tier.put(*make_block(put, layer_bytes=16 * KIB))
+        work(tier, clock)
+        put += 1
+        assert put < 100
+    assert put * 32 * KIB > SETTINGS.capacity_bytes // 2
+    assert all(tier.get(key(number)) for number in range(put))
+    assert not tier.is_full_since(tier.mark()), "another wish may take the place of this one"
+
+
 def test_a_node_that_starts_again_goes_on_and_leaves_one_key() -> None:
     bucket, clock = MemoryBucket(), ManualClock()
     for number in range(5):

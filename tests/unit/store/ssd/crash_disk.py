@@ -181,6 +181,9 @@ class CrashDirectory:
         self.disk.before("open")
         return CrashFile(self.disk, self.disk.inodes[name])
 
+    def free_bytes(self) -> int:
+        return self.disk.capacity_bytes - sum(len(i.now) for i in self.disk.inodes.values())
+
     def unlink(self, name: str) -> None:
         self.disk.before("unlink")
         if self.disk.spend():

@@ -1,9 +1,10 @@
 """Which bucket goes, and what the second chance is worth."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 from unit.store.ssd.crash_disk import CrashDisk, aligned_copy
 from unit.store.ssd.made_blocks import key, make_block
 
@@ -43,6 +44,32 @@ def test_an_evicted_block_is_reported_and_gone_after_a_restart() -> None:
     assert not set(dropped) & set(tier.hashes())
     disk.crash()
     assert not set(dropped) & set(SsdTier(disk.directory(), settings).hashes())
+
+
+@pytest.mark.parametrize("is_disk_small", [False, True])
+def test_a_full_tier_says_so_before_it_gives_up_what_was_put_since(is_disk_small: bool) -> None:
+    room = 8 * BUCKET
+    disk = CrashDisk(capacity_bytes=room) if is_disk_small else CrashDisk()
+    capacity_bytes = 20 * BUCKET if is_disk_small else room
+    settings = SsdSettings(capacity_bytes=capacity_bytes, bucket_bytes=BUCKET, read_workers=0)
+    tier = SsdTier(disk.directory(), settings)
+    old = _put_until(tier, 0, lambda: bool(tier.leaving()))
+    assert not tier.is_full_since(tier.mark() + 1)
+    mark = tier.mark()
+    end = _put_until(tier, old, lambda: tier.is_full_since(mark))
+    assert all(tier.get(key(number)) for number in range(old, end))
+    assert tier.get(key(0)) is None, "what was there before made room"
+    assert end - old > 4 * (BUCKET // ALIGN // 2), "most of it was used"
+    assert not tier.is_full_since(tier.mark()), "another wish begins with all of it"
+
+
+def _put_until(tier: SsdTier, first: int, is_enough: Callable[[], bool]) -> int:
+    for number in range(first, first + 1000):
+        if is_enough():
+            return number
+        tier.put(*make_block(number))
+        tier.run_once()
+    raise AssertionError("never")
 
 
 def test_what_was_read_outlives_what_was_not() -> None:
