@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from daemons.core.errors import NotFound
+from daemons.core.units import format_count
 from daemons.simulation.outcome import Objectives
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
@@ -123,8 +124,11 @@ def load(
         )
         result = LoadBench(client, plan, progress).run(Path(source).name)
         if overload:
-            # As long as the first, and of other tokens, so that nothing of it is in the pool.
-            more = _requests(source, rate * overload, max(1, round(limit * overload)), ~seed)
+            # Of other tokens, so that nothing of the first is in the pool.
+            count = max(1, round(len(requests) * overload))
+            more = _requests(source, rate * overload, count, ~seed)
+            if len(more) < count:
+                render.note(_too_short(source, len(more), count))
             plan = replace(plan, requests=more, seed=~seed)
             high = LoadBench(client, plan, progress).run(Path(source).name)
             result = with_overload(result, high, overload)
@@ -140,3 +144,10 @@ def _requests(source: str, rate: float, limit: int, seed: int) -> list[TraceRequ
     if not Path(source).exists():
         raise NotFound(f"trace {source}: no such file, nor made-up traffic: {', '.join(WORKLOADS)}")
     return at_rate(read_trace(Path(source), limit=limit), rate)
+
+
+def _too_short(source: str, count: int, wanted: int) -> str:
+    return (
+        f"trace {source} has {format_count(count, 'request')}, not {wanted}: what is too much lasts "
+        f"{count / wanted:.0%} of the time; --limit leaves more of them for it"
+    )

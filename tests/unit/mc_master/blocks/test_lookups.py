@@ -14,7 +14,7 @@ from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.rpc import Loop
-from daemons.store.directory import Directory
+from daemons.store.directory.directory import Directory
 
 HASHES = [block_hash(number) for number in range(4)]
 LOOK = Match(hashes=HASHES)
