@@ -46,7 +46,7 @@ class Bench:
             num_cleared=0,
             num_evicted=0,
         )
-        self.tell = Removals(self.state).tell
+        self.tell = Removals(self.state).tell  # type: ignore[arg-type]  # what it uses of a state
 
 
 def test_what_was_evicted_and_is_elsewhere_has_moved() -> None:
