@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from mcctl.views.plot_file import FONT_FAMILY
+
 _WIDTH, _HEIGHT, _GAP = 480, 300, 24
 """Of the lines of one chart, without the names to their right."""
 _LEFT, _TOP, _BOTTOM = 64, 36, 44
@@ -42,7 +44,7 @@ def page(charts: Sequence[Chart]) -> str:
     width = _LEFT + _WIDTH + _LEGEND + _CHARACTER * longest
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'viewBox="0 0 {width} {height}" font-family="{FONT_FAMILY}" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for number, chart in enumerate(charts):

@@ -6,6 +6,7 @@ from html import escape
 from typing import Final
 
 from mcctl.topology_probe import ProbedPath
+from mcctl.views.plot_file import FONT_FAMILY
 
 _CELL, _HEIGHT, _LEFT, _TOP, _CHARACTER = 112, 44, 24, 64, 8
 _SLOW, _FAST = (255, 247, 236), (8, 88, 158)
@@ -24,7 +25,7 @@ def svg(paths: Sequence[ProbedPath]) -> str:
     width, height = left + cell * len(targets) + 24, _TOP + _HEIGHT * len(sources) + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
+        f'viewBox="0 0 {width} {height}" font-family="{FONT_FAMILY}" font-size="13">',
         '<rect width="100%" height="100%" fill="white"/>',
         _text(left, 20, "GB/s by which a row reads from a column", anchor="start"),
     ]

@@ -1,5 +1,6 @@
 """What the probe warns of, and its heat map: well-formed, every path in it, and refused early where impossible."""
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +10,7 @@ import pytest
 from daemons.core.errors import ConfigError
 from daemons.protocol.request import PathMeasure
 from mcctl.topology_probe import ProbedPath, path_warnings
+from mcctl.views import plot_file
 from mcctl.views.plot_file import check_plot, write_plot
 from mcctl.views.topology import PATH_COLUMNS, matrix_table
 from mcctl.views.topology_plot import svg
@@ -84,7 +86,23 @@ def test_plot_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path,
         check_plot(tmp_path / name)
 
 
-def test_png_needs_an_optional_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
-    with pytest.raises(ConfigError, match="pip install cairosvg"):
+def test_png_is_drawn_with_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "paths.png"
+    try:
+        check_plot(path)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    drawn = []
+    for image in (svg(PATHS), re.sub("<text.*?</text>", "", svg(PATHS))):
+        write_plot(path, image)
+        drawn.append(path.read_bytes())
+        assert drawn[-1].startswith(b"\x89PNG")
+    assert len(drawn[0]) > len(drawn[1])
+
+
+def test_png_of_a_host_without_fonts_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plot_file, "_FONT_FOLDERS", (str(tmp_path),))
+    with pytest.raises(ConfigError, match="apt install fonts-dejavu-core"):
         check_plot(tmp_path / "paths.png")
