@@ -6,6 +6,7 @@ import pytest
 
 from daemons.simulation.capacity import CapacityPoint
 from daemons.simulation.hardware import DEFAULT, find_profile
+from daemons.simulation.max_rate import RatePoint, max_requests_per_s
 from daemons.simulation.outcome import SimulationResult, Spread, TierUse
 from daemons.simulation.sizing import MemoryChoice
 from mcctl.views.plan import PlanResult, show_plan
@@ -50,7 +51,11 @@ def choice(name: str, dram_tb: int, ssd_tb: int) -> MemoryChoice:
     )
 
 
-def plan(curve: list[CapacityPoint] | None = None, reuse_limit: float = 0.5) -> PlanResult:
+def plan(
+    curve: list[CapacityPoint] | None = None,
+    reuse_limit: float = 0.5,
+    rates: list[RatePoint] | None = None,
+) -> PlanResult:
     return PlanResult(
         num_requests=100,
         requests_per_s=2.0,
@@ -61,6 +66,8 @@ def plan(curve: list[CapacityPoint] | None = None, reuse_limit: float = 0.5) -> 
         hit_curve=curve or [CapacityPoint(capacity_tokens=0, hit_fraction=reuse_limit)],
         clusters=[run("2P+2D", 0.5, 1.0), run("3P+1D", 0.9, 2.0)],
         best_cluster="3P+1D",
+        rates=rates or [],
+        max_requests_per_s=max_requests_per_s(rates or []),
         network_gbit_s=12.3,
         memory=[choice("all in DRAM", 4, 0), choice("with an SSD", 1, 8)],
         best_memory="with an SSD",
@@ -116,3 +123,22 @@ def test_the_smallest_cache_that_finds_nearly_all_is_enough(shown: Shown) -> Non
     assert "Conclude: 2 M tokens find 47.0%; what is larger finds hardly more." in shown(
         plan(curve)
     )
+
+
+@pytest.mark.parametrize(
+    ("goodputs", "told"),
+    [
+        ((), "all of these come at once: no rate can be told"),
+        ((0.8, 0.5), "not even 1.00 with 90% within both objectives"),
+        ((0.95, 0.9, 0.5), "2.00 like these on 3P+1D, 90% of them within both objectives"),
+        ((0.95, 0.9), "at least 2.00 like these on 3P+1D"),
+    ],
+)
+def test_the_rate_that_is_served_is_told(
+    shown: Shown, goodputs: tuple[float, ...], told: str
+) -> None:
+    rates = [
+        RatePoint(requests_per_s=float(rate), goodput=goodput)
+        for rate, goodput in enumerate(goodputs, 1)
+    ]
+    assert f"how many requests a second? {told}" in shown(plan(rates=rates))
