@@ -12,8 +12,7 @@ from daemons.core.errors import McError
 from mcctl import exit_codes, watching
 from mcctl.command_line.complaints import next_step, unforeseen
 from mcctl.command_line.global_flags import OUTPUTS, set_flag
-from mcctl.command_line.nouns import COMMANDS as COMMANDS
-from mcctl.command_line.nouns import LazyGroup as LazyGroup
+from mcctl.command_line.nouns import LazyGroup
 from mcctl.render import complain
 from mcctl.settings import Settings
 

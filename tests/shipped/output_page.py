@@ -6,7 +6,8 @@ from typing import Any
 
 import typer.main
 
-from mcctl.main import COMMANDS, app
+from mcctl.command_line.nouns import COMMANDS
+from mcctl.main import app
 from mcctl.output_schema import Printed, printed_by, schema_of
 
 _HEX = "^([0-9a-f][0-9a-f])*$"

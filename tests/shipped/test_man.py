@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from daemons.protocol import messages
 from mcctl import exit_codes, main
+from mcctl.command_line.nouns import COMMANDS
 
 UNIONS = (messages.Request, messages.Reply, messages.Part, messages.Notice, messages.Event)
 PAGES = sorted((Path(__file__).parents[2] / "man").glob("*.[1-8]"))
@@ -42,7 +43,7 @@ def test_mcctl_page_has_every_verb_and_flag(checkout: Path) -> None:
     text = (checkout / "man" / "mcctl.1").read_text()
     group: typing.Any = typer.main.get_command(main.app)
     missing = [flag for param in group.params for flag in _flags(param) if flag not in text]
-    for noun in main.COMMANDS:
+    for noun in COMMANDS:
         command = group.load(noun)
         verbs = getattr(command, "commands", None) or {"": command}
         for verb, leaf in verbs.items():

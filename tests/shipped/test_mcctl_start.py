@@ -26,7 +26,7 @@ def test_asking_the_cluster_needs_no_torch_and_no_http() -> None:
 
 def test_no_command_needs_torch() -> None:
     code = (
-        "import importlib\nfrom mcctl.main import COMMANDS\n"
+        "import importlib\nfrom mcctl.command_line.nouns import COMMANDS\n"
         "for lazy in COMMANDS.values(): importlib.import_module('mcctl.commands.' + lazy.module)"
     )
     assert not _imported_by(code) & {"torch", "transformers"}

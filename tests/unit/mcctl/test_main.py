@@ -13,7 +13,8 @@ import pytest
 from daemons.core.errors import FAMILIES, McError, NotFound, Unavailable
 from mcctl import exit_codes
 from mcctl.cache.own_address import own_address
-from mcctl.main import COMMANDS, LazyGroup, main
+from mcctl.command_line.nouns import COMMANDS, LazyGroup
+from mcctl.main import main
 from mcctl.settings import DEFAULT_ENDPOINT
 
 CONFIG = Path(__file__).parents[3] / "configs" / "mc-master.toml"
