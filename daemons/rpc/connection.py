@@ -82,21 +82,24 @@ class Connection:
         if why_not:
             self._lose_soon(Unwelcome(why_not))
             return
-        socket = new_dealer(self._loop.context, identity, self._server_key)
-        socket.setsockopt(zmq.RCVTIMEO, round(AT_ONCE_S * 1000))
-        self._monitor = socket.get_monitor_socket(MONITORED)
-        self.socket = socket
-        self._loop.add_reader(self._monitor, self._on_monitor)
-        self._loop.add_reader(socket, self._on_readable)
         try:
-            socket.connect(self.endpoint)
-        except zmq.ZMQError as error:
+            self.socket = new_dealer(self._loop.context, identity, self._server_key)
+            self._begin(self.socket)
+        except zmq.ZMQError as error:  # there may be too many open files
             why = zmq.strerror(error.errno or 0)
             self._lose_soon(Unavailable(f"cannot connect to {self.endpoint}: {why}"))
             return
         self._connect_timer = self._loop.call_later(
             self._connect_timeout_s, self._on_connect_timeout
         )
+
+    def _begin(self, socket: "zmq.Socket[bytes]") -> None:
+        """Raises ZMQError."""
+        socket.setsockopt(zmq.RCVTIMEO, round(AT_ONCE_S * 1000))
+        self._monitor = socket.get_monitor_socket(MONITORED)
+        self._loop.add_reader(self._monitor, self._on_monitor)
+        self._loop.add_reader(socket, self._on_readable)
+        socket.connect(self.endpoint)
 
     def send(self, frames: list[bytes]) -> None:
         """At once, or after the handshake; lost where no connection is being made."""
@@ -132,7 +135,9 @@ class Connection:
             self._connect_timer.cancel()
         socket, monitor = self.socket, self._monitor
         self.socket = self._monitor = None
-        if socket is not None and monitor is not None:
+        if socket is not None and monitor is None:  # there was no room for it
+            socket.close(0)
+        elif socket is not None and monitor is not None:
             self._loop.remove_reader(monitor)
             self._loop.remove_reader(socket)
             # In this order: the library says goodbye on the monitor, and waits for ever on one that is closed.

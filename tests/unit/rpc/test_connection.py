@@ -147,3 +147,34 @@ def test_without_a_key_of_ones_own_a_server_with_keys_is_refused_without_an_atte
     (error,) = bench.heard.lost_soon
     assert isinstance(error, Rejected)
     assert refused.socket is None
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 2])
+def test_where_no_socket_can_be_made_it_is_lost_and_tried_again_later(
+    bench: Bench, num_left: int
+) -> None:
+    loop = Loop()
+    loop.context.set(zmq.MAX_SOCKETS, 3)
+    taken = [loop.context.socket(zmq.PAIR) for _ in range(3 - num_left)]
+    endpoint = f"tcp://127.0.0.1:{bench.port}"
+    poor = Connection(loop, endpoint, bench.heard, 20.0)
+    bench.heard.connection = poor
+    try:
+        poor.open()
+        (error,) = bench.heard.lost_soon
+        assert isinstance(error, Unavailable)
+        assert error.message == f"cannot connect to {endpoint}: Too many open files"
+        assert poor.socket is None
+        while taken:
+            taken.pop().close(0)
+
+        def is_up() -> bool:
+            poor.open()
+            return poor.is_up
+
+        assert loop.run_until(is_up, 20)
+        assert bench.receive()[1] == b"hello"
+    finally:
+        poor.drop()
+        loop.context.destroy(0)
+        loop.close()
