@@ -100,9 +100,14 @@ def test_what_is_due_beyond_the_concurrency_is_left_out_and_what_fails_is_said(
     assert crowd["num_not_sent"] + crowd["num_answered"] == 10
     assert crowd["num_not_sent"] >= 5
     assert crowd["goodput"] <= 0.5
-    long = bench.load(str(trace), "--length-scale", "5", "--limit", "2")
-    assert (long["num_failed"], long["goodput"]) == (2, 0.0)
+    words = (str(trace), "--length-scale", "5", "--limit", "8", "--rate", "1000", "--overload", "2")
+    status, out, error = bench.say(*words)
+    assert status == 0
+    long = json.loads(out)
+    assert (long["num_failed"], long["goodput"]) == (8, 0.0)
     assert "tokens" in long["why_failed"]
+    assert (long["overload"]["num_failed"], long["overload"]["goodput_kept"]) == (10, 0.0)
+    assert "has 10 requests, not 16: what is too much lasts 62% of the time" in error
 
 
 def test_made_up_traffic_the_same_for_twice_the_load_and_a_source_that_is_none(
