@@ -26,7 +26,7 @@ from daemons.mc_gateway.access_log import open_access_log
 from daemons.mc_gateway.board import Board
 from daemons.mc_gateway.bridge import Bridge
 from daemons.mc_gateway.catalog import REFRESH_S, Catalog
-from daemons.mc_gateway.connection import HttpConnection
+from daemons.mc_gateway.connection import HttpConnection, on_loop_error
 from daemons.mc_gateway.generation import Gateway, Slots
 from daemons.mc_gateway.handlers import build_asgi
 from daemons.mc_gateway.metrics import GatewayMetrics
@@ -37,6 +37,7 @@ from daemons.protocol.node import NodeDescription
 from daemons.rpc import Loop
 from daemons.service.daemon import software_version
 from daemons.service.identity import master_endpoint, open_identity
+from daemons.service.limits import room_for_connections
 from daemons.service.master_link import MasterLink
 from daemons.text.tokenizer import Tokenizer, load_tokenizer
 from daemons.transfer import host_id
@@ -44,6 +45,7 @@ from daemons.transfer import host_id
 logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 LEAVE_S: Final = 2.0
+BACKLOG: Final = 1024
 
 
 class GatewayApp:
@@ -119,6 +121,7 @@ class GatewayApp:
     async def _serve(self) -> None:
         settings = self._config.request
         self._http_loop = asyncio.get_running_loop()
+        self._http_loop.set_exception_handler(on_loop_error)
         cluster = Cluster(
             loop=self.loop,
             master=self._link.channel,
@@ -147,8 +150,9 @@ class GatewayApp:
             uvicorn.Config(
                 build_asgi(gateway, routes),
                 access_log=False,
+                backlog=BACKLOG,
                 h11_max_incomplete_event_size=65_536,
-                http=partial(HttpConnection, head_timeout_s=self._config.http.head_timeout_s),  # type: ignore[arg-type]
+                http=self._connection_type(),  # type: ignore[arg-type]
                 lifespan="off",
                 log_config=None,
                 proxy_headers=False,
@@ -166,6 +170,13 @@ class GatewayApp:
             for task in jobs:
                 task.cancel()
             preparer.close()
+
+    def _connection_type(self) -> Callable[..., HttpConnection]:
+        return partial(
+            HttpConnection,
+            head_timeout_s=self._config.http.head_timeout_s,
+            max_connections=room_for_connections(),
+        )
 
     def _status_page(
         self, bridge: Bridge, catalog: Catalog
@@ -213,7 +224,7 @@ def _load_tokenizers(models: dict[str, str]) -> dict[str, Tokenizer]:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = said.partition(" (")[0]
