@@ -109,7 +109,7 @@ def test_usage_adds_up_over_gateways_and_passes_over_torn_lines(
     capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
 ) -> None:
     line = UsageLine(
-        time="",
+        time="2026-01-01T00:00:00Z",
         gateway="g",
         tenant="acme",
         key="mc-1",
