@@ -146,17 +146,12 @@ class ShmPeer:
             self.unpinner.join(1.0)
         self.sock.close()
         self.stream.close()
-        maps, self.maps = self.maps, {}
-        if sum([mapped.nbytes for mapped in maps.values()]) < _FREED_AT_ONCE_BYTES:
-            maps.clear()
-        else:
-            # Ours may be the last map of a dead peer's pages: whoever waits for the error would wait for a millisecond
-            # a MiB until the kernel has freed them.
-            threading.Thread(target=maps.clear, name="mc-unmap", daemon=True).start()
         with self.lock:
             files, self.files = self.files, {}
         for file in files.values():
             os.close(file)
+        maps, self.maps = self.maps, {}
+        _free(maps)
 
     def _unpin_late(self) -> None:
         """A thread of its own. Where the peer is gone there is nothing to do: the pins went with the socket."""
@@ -259,3 +254,15 @@ def _is_sealed(descriptor: int) -> bool:
         return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
         return False
+
+
+def _free(maps: dict[int, ByteArray]) -> None:
+    """Ours may be the last map of a dead peer's pages: whoever waits for the error would wait for a millisecond a MiB
+    until the kernel has freed them.
+    """
+    if sum([mapped.nbytes for mapped in maps.values()]) >= _FREED_AT_ONCE_BYTES:
+        # There may be too many threads, and none begins while the interpreter ends.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=maps.clear, name="mc-unmap", daemon=True).start()
+            return
+    maps.clear()

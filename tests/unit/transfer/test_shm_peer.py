@@ -1,10 +1,12 @@
 """The maps of a peer that is gone."""
 
+import os
 import socket
 import threading
 import weakref
 
 import numpy as np
+import pytest
 
 from daemons.core.ids import Epoch, HostId
 from daemons.core.units import MIB
@@ -34,3 +36,25 @@ def test_who_learns_that_a_peer_died_does_not_free_its_memory() -> None:
     assert is_freed.wait(20)
     assert freed_by != [threading.current_thread()]
     assert not peer.maps
+
+
+def test_where_no_thread_can_begin_a_peer_is_let_go_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in what a program does at its exit."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    ours, theirs = socket.socketpair()
+    peer = ShmPeer(ADDRESS, ours, 0, StreamPool(lambda _: ours))
+    peer.maps[1] = np.zeros(64 * MIB, np.uint8)
+    freed = weakref.finalize(peer.maps[1], lambda: None)
+    file = os.open("/dev/null", os.O_RDONLY)
+    peer.files[1] = file
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    peer.close()
+    theirs.close()
+    assert not freed.alive
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
