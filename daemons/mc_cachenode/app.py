@@ -293,6 +293,7 @@ class CachenodeApp:
 
     def _measure(self) -> None:
         self._end_if_cut()
+        self._storage.mend_indexes()
         self._reporter.refresh()
         metrics, segments, engine = self._metrics, self._replicas.segments, self._ports.engine
         metrics.used_bytes.set(segments.used_bytes)

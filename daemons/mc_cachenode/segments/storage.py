@@ -106,6 +106,12 @@ class Storage:
     def is_index_written(self) -> bool:
         return all(each.is_index_written for each in self.all)
 
+    def mend_indexes(self) -> None:
+        """Now and then: those that could not be written are tried again."""
+        for each in self.all:
+            if each.index is not None:
+                each.index.retry()
+
     def close(self) -> None:
         self.replicas.flush()
         for each in reversed(self.all):

@@ -34,6 +34,12 @@ _STEP_RECORDS = 64
 """Live records copied at each flush while compacting: no flush takes long, and copying outruns appending."""
 
 
+_RETRY_RECORDS = 4096
+"""Copied in each call of `retry`: some 20 ms."""
+_RETRY_CALLS = 10
+"""From one failure to the next try."""
+
+
 class LiveBlocks(Protocol):
     """Who owns the slots."""
 
@@ -75,11 +81,13 @@ class IndexLog:
         self._num_tombstones = 0
         """Records of clears, dead names and pins in the file that replaced the last one: no garbage."""
         self._compact_at = MIN_GARBAGE
+        self._num_waits = 0
+        """Calls of `retry` that do nothing."""
         self._rewrite()
 
     @property
     def is_written(self) -> bool:
-        """False once the file could not be written: then there is none."""
+        """False once the file could not be written: then there is none, until `retry` has made another."""
         return self._fd >= 0
 
     @property
@@ -104,13 +112,14 @@ class IndexLog:
 
     def flush(self) -> None:
         """Everything added is in the file when this returns; one write, nothing when there is nothing."""
-        if not self._pending or self._fd < 0:
+        if not self._pending or not self._is_open:
             return
         data, num_records = b"".join(self._pending), len(self._pending)
         self._pending.clear()
         self._has_pending_free = False
         try:
-            _write(self._fd, data)
+            if self._fd >= 0:
+                _write(self._fd, data)
         except OSError as error:
             self._give_up(error)
             return
@@ -118,6 +127,26 @@ class IndexLog:
             self._compact(data, num_records)
         elif self.num_garbage > max(self._compact_at, self._live.num_sealed):
             self._compact()
+
+    def retry(self) -> None:
+        """Now and then: where the file was given up another is begun, and written a step at a time."""
+        if self._fd >= 0:
+            return
+        self._num_waits -= 1
+        if self._num_waits > 0:
+            return
+        self.flush()
+        try:
+            if self._draft < 0:
+                self._begin_draft()
+            self._copy_some(_RETRY_RECORDS)
+        except OSError:
+            self._drop_retry()
+            return
+        if self._fd >= 0:
+            log.info(
+                "index written again path=%s blocks=%d", self._files.name, self._live.num_sealed
+            )
 
     def flush_frees(self) -> None:
         """Before a slot is handed out: it may be one whose free is still pending."""
@@ -132,8 +161,13 @@ class IndexLog:
             os.close(self._fd)
             self._fd = -1
 
+    @property
+    def _is_open(self) -> bool:
+        """Or was given up and is not tried again at the moment."""
+        return self._fd >= 0 or self._draft >= 0
+
     def _add(self, record: IndexRecord) -> None:
-        if self._fd >= 0:
+        if self._is_open:
             self._pending.append(encode_record(record))
             self._num_records += 1
 
@@ -155,6 +189,9 @@ class IndexLog:
             self._num_draft_records += num_records
             self._copy_some(num_records)
         except OSError as error:
+            if self._fd < 0:
+                self._drop_retry()
+                return
             log.warning("index not compacted path=%s why=%s", self._files.name, error.strerror)
             self._drop_draft()
             self._compact_at = 2 * self.num_garbage
@@ -192,13 +229,21 @@ class IndexLog:
             self._draft = -1
             self._files.drop_draft()
 
+    def _drop_retry(self) -> None:
+        """There is still no room."""
+        self._drop_draft()
+        self._pending.clear()
+        self._num_waits = _RETRY_CALLS
+
     def _give_up(self, error: OSError) -> None:
-        """A file that misses a record could claim what is gone, so there will be none."""
+        """A file that misses a record could claim what is gone, so there is none until all of it is written anew."""
         log.error(
-            "index given up path=%s why=%s: this node's blocks will not outlive it; make room there, then restart it",
+            "index given up path=%s why=%s: this node's blocks will not outlive it until it is written again; "
+            "make room there",
             self._files.name,
             error.strerror,
         )
+        self._num_waits = _RETRY_CALLS
         self._drop_draft()
         if self._fd >= 0:
             os.close(self._fd)

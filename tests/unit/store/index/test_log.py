@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from kit.full_disk import room_for
 from kit.index_records import HEADER, sealed
 
 from daemons.core.ids import BlockHash
@@ -183,6 +184,38 @@ def test_index_that_cannot_be_written_is_removed_and_the_node_goes_on(
     log.flush()
     log.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_index_that_was_given_up_is_written_anew_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_log, "_RETRY_RECORDS", 1)
+    slots, path = Slots(), tmp_path / "a.index"
+    log = IndexLog(IndexInDirectory(path), HEADER, slots)
+    with room_for(path.stat().st_size + 50 * 100):
+        for number in range(1, 100):
+            slots.seal(log, sealed(number))
+            log.flush()
+        for _ in range(3 * index_log._RETRY_CALLS):
+            log.retry()
+            assert not log.is_written
+            assert not path.exists()
+        slots.free(log, sealed(7))
+        log.flush_frees()
+    for number in range(100, 100 + 2 * index_log._RETRY_CALLS):
+        log.retry()
+        slots.seal(log, sealed(number))
+        slots.free(log, sealed(number - 90))
+        log.flush_frees()
+        if path.exists():
+            assert load(path) == slots.records
+    assert log.is_written
+    slots.seal(log, sealed(500))
+    log.flush()
+    assert load(path) == slots.records
+    found = replay(IndexReader(path.read_bytes(), HEADER))
+    assert (found.cleared, found.dead, list(found.pins.values())) == (CLEARED, DEAD, PINNED)
+    log.close()
 
 
 def test_no_room_to_compact_is_no_reason_to_give_up(
