@@ -185,7 +185,17 @@ class CachenodeHandlers:
 
     def _evict(self, hashes: Sequence[BlockHash]) -> None:
         """Free them in DRAM; first those that nothing holds, then each that a lower tier takes, once it is there."""
-        self.free([each for each in hashes if not self._is_written_first(each)], "evicted")
+        meant = self._meant(hashes)
+        self.free([each for each in meant if not self._is_written_first(each)], "evicted")
+
+    def _meant(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Without objects that have a version here that the master had not heard of: it meant an older one."""
+        replicas, is_news = self._parts.replicas, self._parts.reporter.is_news
+        return [
+            each
+            for each in hashes
+            if not ((r := replicas.get(each)) is not None and r.meta.name and is_news(each))
+        ]
 
     def _is_written_first(self, block_hash: BlockHash) -> bool:
         replica = self._parts.replicas.get(block_hash)
@@ -222,9 +232,10 @@ class CachenodeHandlers:
 
     def _delete(self, hashes: Sequence[BlockHash]) -> None:
         """From all tiers."""
-        self.free(hashes, "deleted")
+        meant = self._meant(hashes)
+        self.free(meant, "deleted")
         for tier in self._parts.lower:
-            tier.delete(hashes)
+            tier.delete(meant)
 
     def _forget(self, names: Sequence[DeadName]) -> None:
         """Logged before the master hears of it: from then on these versions are not to come back."""

@@ -119,6 +119,8 @@ class Reporter:
         self._obey = obey
         self._link: MasterLink | None = None
         self._dead: dict[BlockHash, DeadName] = {}
+        self._unheard: set[BlockHash] = set()
+        """Sealed in the first tier, and sent, or to be announced; the master's answer is not here yet."""
         self._refused_puts = 0
         self._is_first = False
         """Whether the next report begins an announcement."""
@@ -143,6 +145,10 @@ class Reporter:
     def sealed(self, block_hash: BlockHash, tier: Tier = "dram") -> None:
         self._pending[tier].sealed[block_hash] = None
         self._stream.schedule()
+
+    def is_news(self, block_hash: BlockHash) -> bool:
+        """Sealed in DRAM, and the master had not heard of it when it said what has been heard from it last."""
+        return block_hash in self._unheard or block_hash in self._pending[self._first].sealed
 
     def freed(self, block_hash: BlockHash, tier: Tier = "dram", *, is_bad: bool = False) -> None:
         pending = self._pending[tier]
@@ -191,6 +197,7 @@ class Reporter:
 
     def restart(self) -> None:
         """All that any tier holds is news."""
+        self._unheard.update(self._pending[self._first].sealed)
         for pending in self._pending.values():
             pending.restart()
         self._dead = {
@@ -213,6 +220,8 @@ class Reporter:
         source = pending.source
         source.flush()
         hashes, gone = pending.take()
+        if tier == self._first:
+            self._unheard.update(hashes)
         dead = list(islice(self._dead.values(), MAX_BLOCKS))
         for name in dead:
             del self._dead[name.key]
@@ -249,6 +258,10 @@ class Reporter:
 
     def on_heard(self, report: Report, reply: ReportReply) -> None:
         """Victims and what is not wanted are for `obey`."""
+        if report.tier == self._first:
+            self._unheard.difference_update(report.sealed.hashes())
+        if not report.is_announcing:
+            self._unheard.clear()
         if report.tier == "dram":
             self.leased_bytes, self.pinned_bytes = reply.leased_bytes, reply.pinned_bytes
         self._obey(reply)

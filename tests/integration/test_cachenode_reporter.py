@@ -106,6 +106,25 @@ def test_events_are_batched_and_numbered(bench: Bench) -> None:
     assert bench.reporter.is_idle
 
 
+def test_what_the_master_has_not_answered_for_is_news_to_it(bench: Bench) -> None:
+    told = bench.seal()
+    bench.join()
+    assert bench.reporter.is_news(told)
+    bench.link.answer(ReportReply())
+    assert not bench.reporter.is_news(told)
+    fresh = bench.seal()
+    assert bench.reporter.is_news(fresh)
+    bench.pass_time(0.006)
+    later = bench.seal()
+    assert [bench.reporter.is_news(each) for each in (told, fresh, later)] == [False, True, True]
+    bench.reporter.announce()
+    assert bench.reporter.is_news(later), "whatever is said before the announcement is of before"
+    bench.link.callbacks.clear()
+    bench.reporter.announce()
+    bench.link.answer(ReportReply())
+    assert not any(bench.reporter.is_news(each) for each in (told, fresh, later))
+
+
 def test_one_report_is_in_flight_and_a_lost_reply_repeats_it(bench: Bench) -> None:
     bench.join()
     bench.link.answer(ReportReply())

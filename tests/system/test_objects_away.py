@@ -17,9 +17,11 @@ import pytest
 from kit.daemon import wait_for
 from kit.object_pool import ObjectPool
 
+from daemons.client.cluster import ClusterClient
 from daemons.client.objects.lookup import ObjectLookup
 from daemons.client.objects.reader import ObjectReader
 from daemons.core.errors import Exhausted, McError, Unavailable
+from daemons.protocol.block import BlockFilter
 from daemons.transfer import TransferEngine
 from mcctl import Store
 
@@ -39,6 +41,15 @@ def counting(call: Callable[..., object], calls: "Counter[str]") -> Callable[...
         return call(*words, **named)
 
     return counted
+
+
+@contextlib.contextmanager
+def stopped(pool: ObjectPool, name: str) -> Iterator[None]:
+    pool.signal(name, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        pool.signal(name, signal.SIGCONT)
 
 
 def holder(store: Store, name: str) -> int:
@@ -70,6 +81,31 @@ def test_what_was_deleted_or_replaced_stays_so_when_its_node_returns(pool: Objec
     with Store(pool.endpoint, namespace="n") as store:
         assert store.get_many(names) == [None, b"new", b"old" * 1000]
         assert {each.name for each in store.list()} == {b"replaced", b"kept"}
+
+
+def test_what_frees_an_older_version_comes_late_and_does_not_free_the_newer_one(
+    pool: ObjectPool,
+) -> None:
+    names = [f"v{number}" for number in range(4)]
+    with Store(pool.endpoint, namespace="late") as store:
+        store.put_many([(name, b"old") for name in names])
+        wait_for(lambda: store.exists_many(names) == ["present"] * 4)
+        old = BlockFilter(hashes=tuple(h for name in names for h in store.blocks_of(name)))
+        replacing = [
+            threading.Thread(target=store.replace, args=(name, b"new" + name.encode()))
+            for name in names
+        ]
+        with stopped(pool, "node-0"), stopped(pool, "node-1"):
+            with ClusterClient(pool.endpoint, 5.0) as client:
+                assert client.clear_blocks(old, 0.5).num_cleared == 0, "they hear of it later"
+            for each in replacing:
+                each.start()
+            replacing[0].join(0.3)  # so that they see both at once
+        for each in replacing:
+            each.join(20)
+    with Store(pool.endpoint, namespace="late") as reader:
+        wait_for(lambda: reader.exists_many(names) == ["present"] * 4)
+        assert reader.get_many(names) == [b"new" + name.encode() for name in names]
 
 
 def test_a_master_killed_under_puts_loses_nothing_that_was_acknowledged(pool: ObjectPool) -> None:

@@ -80,6 +80,10 @@ class Clearing:
         left_s = call.deadline_s - state.now_s() - ANSWER_EARLY_S
         clear.timer = state.loop.call_later(max(0.05, left_s), self._finish, clear)
 
+    @property
+    def is_running(self) -> bool:
+        return bool(self._clears)
+
     def on_freed(self, place: Place, hashes: Sequence[BlockHash]) -> set[BlockHash]:
         """Which of these a clear had asked for."""
         cleared: set[BlockHash] = set()

@@ -135,6 +135,9 @@ class Reports:
         sealed = directory.record_checked(
             report.node, wanted, now_s=state.use_s(), tier=report.tier
         )
+        if self._clearing.is_running:
+            # Sealed since, or they would be unwanted: what was to be cleared is gone, and nobody frees it any more.
+            self._clearing.on_freed(place, [b.meta.hash for b in wanted if b.meta.name])
         self.on_sealed(report.node, wanted)
         self._names.on_recorded(sealed)
         state.num_stored += len(sealed)

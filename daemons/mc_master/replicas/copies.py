@@ -27,6 +27,8 @@ _PAUSE_S: Final = 1.0
 _FIRST_REST_S: Final = 0.5
 _LAST_REST_S: Final = 60.0
 """What failed once may fail for long: no room for its size, a source that cannot be reached."""
+_LEAVES_S: Final = 60.0
+"""Longer than a node that lives takes to free what it is told to."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class Copies:
         self._orders: dict[NodeId, list[CopyOrder]] = {}
         self._resting: dict[BlockHash, tuple[float, float]] = {}
         """Blocks that could not be copied: until when they are left alone, and for how long next time."""
+        self._leaving: dict[BlockHash, dict[NodeId, float]] = {}
+        """Nodes that were told to free it, which they have not reported: until when it does not count as there."""
         self.reload()
 
     def reload(self) -> None:
@@ -77,6 +81,10 @@ class Copies:
         state = self._state
         directory = state.directory
         [found] = directory.locate([block_hash], now_s=state.now_s(), lease_s=0).unpack()
+        leaving = self._leaving.get(block_hash) if self._leaving else None
+        if leaving:
+            # What two decisions take from two nodes would be gone; where nobody else has it, it did not go.
+            found = [at for at in found if at.node not in leaving] or found
         if not found:
             return None, []
         kept = directory.kept_nodes(block_hash) if self.away else set()
@@ -151,13 +159,31 @@ class Copies:
         """In DRAM: what goes may be written down."""
         member = self._state.membership.get(node)
         if member is not None and hashes:
+            self._leave(node, hashes)
             self._state.out.notify(member, FreeBlocks(hashes=hashes))
 
     def delete(self, node: NodeId, hashes: list[BlockHash]) -> None:
         """In all its tiers."""
         member = self._state.membership.get(node)
         if member is not None and hashes:
+            self._leave(node, hashes)
             self._state.out.notify(member, FreeBlocks(hashes=hashes, is_deletion=True))
+
+    def _leave(self, node: NodeId, hashes: Sequence[BlockHash]) -> None:
+        until_s = self._state.now_s() + _LEAVES_S
+        for block_hash in hashes:
+            if len(self._leaving) >= MAX_WAITING:
+                del self._leaving[next(iter(self._leaving))]
+            self._leaving.setdefault(block_hash, {})[node] = until_s
+
+    @property
+    def is_removing(self) -> bool:
+        return bool(self._leaving)
+
+    def is_back(self, hashes: Sequence[BlockHash], node: NodeId) -> None:
+        """Reported as sealed there: it was put again, or has another version."""
+        for block_hash in hashes:
+            self._leaving.get(block_hash, {}).pop(node, None)
 
     def sealed(self, hashes: Sequence[BlockHash], node: NodeId) -> None:
         for block_hash in self.budget.among(hashes):
@@ -180,6 +206,12 @@ class Copies:
         return ended
 
     def expire(self) -> None:
+        now_s = self._state.now_s()
+        while self._leaving:
+            block_hash, until_s = next(iter(self._leaving.items()))
+            if any(each > now_s for each in until_s.values()):
+                break
+            del self._leaving[block_hash]
         late = self.budget.expire(self._state.now_s())
         if late:
             self._state.metrics.copies.labels("lost").inc(late)

@@ -81,6 +81,8 @@ class Replicating:
         default, blocks = self._state.config.pool.replicas, self._state.directory.blocks
         # Hot blocks are asked for when they become so, not when they are reported.
         is_more_wanted = default > 1 or blocks.num_wanted > 0
+        if self.copies.is_removing:
+            self.copies.is_back(sealed.hashes(), node)
         if not is_more_wanted and not len(self.copies.budget):
             return
         hashes = sealed.hashes()
