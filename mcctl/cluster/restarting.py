@@ -19,6 +19,8 @@ Progress = Callable[[str], object]
 _ORDER: Final = ("master", "cachenode", "prefill", "decode", "gateway")
 _POLL_S: Final = 0.05
 _ASK_S: Final = 1.0
+_SERVES_WITHIN_S: Final = 10.0
+"""A gateway hears once a second what its master has met."""
 
 
 class Restart:
@@ -52,6 +54,15 @@ class Restart:
             self._check_running()
             if time.monotonic() >= deadline_s:
                 raise Unavailable(f"{waiting[0]} is not ready after {timeout_s:g} s: mcctl logs")
+            time.sleep(_POLL_S)
+        self.await_answers()
+
+    def await_answers(self, timeout_s: float = _SERVES_WITHIN_S) -> None:
+        """Until the gateway says that it serves, where the daemons are there for it; others may keep it from that."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.record.can_serve and time.monotonic() < deadline_s:
+            if get_status(f"{self.record.url}/health", timeout_s=_ASK_S) == 200:
+                return
             time.sleep(_POLL_S)
 
     def _check_master(self) -> None:
