@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -81,12 +82,20 @@ class Loop:
         self._last_turn_s = clock()
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._event_fd, zmq.POLLIN)
+        self._sockets: set[zmq.Socket[bytes]] = set()
+        """Of the readers; known apart, for whoever frees them when nobody closed this."""
+        self._abandoned = weakref.finalize(
+            self, _free, self.context, self._sockets, self._event_fd, os.getpid()
+        )
+        self._abandoned.atexit = False
         self.authenticator = Authenticator(self, identity) if identity is not None else None
 
     def add_reader(
         self, socket: "zmq.Socket[bytes] | int", on_readable: Callable[[], object]
     ) -> None:
         self._readers[socket] = on_readable
+        if not isinstance(socket, int):
+            self._sockets.add(socket)
         self._poller.register(socket, zmq.POLLIN)
         if self.watcher is not None:
             self.watcher.watch(_fd_of(socket))
@@ -94,6 +103,8 @@ class Loop:
     def remove_reader(self, socket: "zmq.Socket[bytes] | int") -> None:
         if self._readers.pop(socket, None) is not None:
             self._poller.unregister(socket)
+            if not isinstance(socket, int):
+                self._sockets.discard(socket)
             if self.watcher is not None:
                 self.watcher.unwatch(_fd_of(socket))
 
@@ -188,6 +199,7 @@ class Loop:
     def close(self) -> None:
         """Free the sockets' context. Every server and channel must be closed before."""
         if self._event_fd >= 0:
+            self._abandoned.detach()
             self._poller.unregister(self._event_fd)
             os.close(self._event_fd)
             self._event_fd = -1
@@ -234,3 +246,23 @@ class Loop:
 
 def _fd_of(socket: "zmq.Socket[bytes] | int") -> int:
     return socket if isinstance(socket, int) else int(socket.getsockopt(zmq.FD))
+
+
+def _free(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    sockets: "set[zmq.Socket[bytes]]",
+    event_fd: int,
+    owner_pid: int,
+) -> None:
+    """Of a loop that was dropped without `close`, as the collector meets it. The context alone would wait for ever: by
+    then it does not know its sockets any more.
+    """
+    if os.getpid() != owner_pid:
+        return
+    os.close(event_fd)
+    monitors = {socket for socket in sockets if socket.type == zmq.PAIR}
+    for socket in sockets - monitors:
+        socket.disable_monitor()  # before its monitor is closed: it says goodbye there, and waits
+    for socket in sockets:
+        socket.close(0)
+    context.destroy(linger=0)

@@ -39,11 +39,6 @@ def shown(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def version_text(version: int) -> str:
-    """Of the master's life that gave it, and the number there."""
-    return f"{version >> 40}.{version & ((1 << 40) - 1)}"
-
-
 def read_value(file: str) -> Any:
     """A file is mapped, not read: a large value is not copied here. Pipes, and /proc's files, say no size."""
     if file == "-":

@@ -45,12 +45,17 @@ def list_nodes(context: typer.Context) -> None:
     columns = [
         Column("node", lambda n: n.node.node),
         Column("role", lambda n: n.node.role),
-        Column("state", lambda n: n.state),
-        Column("host", lambda n: n.node.host, extra=1),
-        Column("pid", lambda n: str(n.node.pid), is_number=True, extra=2),
-        Column("endpoint", lambda n: address_of(n.node.control), extra=4),
-        Column("joined", lambda n: format_duration(n.joined_s), is_number=True, extra=3),
-        Column("queued", lambda n: str(n.load.num_queued) if n.load else "-", is_number=True),
+        Column("state", state_text),
+        Column("host", lambda n: n.node.host, extra=2),
+        Column("pid", lambda n: str(n.node.pid), is_number=True, extra=3),
+        Column("endpoint", lambda n: address_of(n.node.control), extra=5),
+        Column("joined", lambda n: format_duration(n.joined_s), is_number=True, extra=4),
+        Column(
+            "queued",
+            lambda n: str(n.load.num_queued) if n.load else "-",
+            is_number=True,
+            extra=1,
+        ),
         Column("running", lambda n: str(n.load.num_running) if n.load else "-", is_number=True),
         Column("memory", memory_text, is_number=True),
         Column("drain", drain_text, extra=6),
@@ -228,6 +233,13 @@ def undrain(context: typer.Context, node: Node) -> None:
         render.emit_json({"node": node, "is_draining": False})
     else:
         render.emit_line(f"{node} takes new blocks again")
+
+
+def state_text(node: ListedNode) -> str:
+    """The column of its drain is one that narrow terminals go without."""
+    if not node.is_draining:
+        return node.state
+    return "draining" if node.state == "alive" else f"{node.state}, draining"
 
 
 def drain_text(node: ListedNode) -> str:

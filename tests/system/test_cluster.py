@@ -167,9 +167,13 @@ def test_one_daemon_is_started_again_and_down_ends_those_that_hang_or_died(
     assert "(serves" in told.stdout, "prompts are computed"
     assert "mc-cachenode ended" in told.stdout
     assert "mcctl cluster restart mc-cachenode" in told.stdout
+    os.kill(first["mc-master"], signal.SIGKILL)
+    deadline_s = time.monotonic() + 20
+    while _exists(first["mc-master"]):
+        assert time.monotonic() < deadline_s, "it was killed"
     again = answer(home, "cluster", "restart")
     pids = {daemon["name"]: daemon["pid"] for daemon in again["daemons"]}
-    assert {name for name in pids if pids[name] != first[name]} == {"mc-cachenode"}
+    assert {name for name in pids if pids[name] != first[name]} == {"mc-cachenode", "mc-master"}
     assert (again["is_healthy"], again["why"]) == (True, "")
     assert mcctl(home, "cluster", "restart", "nobody").returncode == 3
     os.kill(pids["mc-decode"], signal.SIGKILL)

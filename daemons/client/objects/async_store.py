@@ -11,7 +11,7 @@ from typing import Any, Self
 from daemons.client.default_master import default_key_file, default_master
 from daemons.client.objects.async_sessions import AsyncSessions
 from daemons.client.objects.client import ClientOptions, ObjectClient
-from daemons.client.objects.format import ValueType, as_name, packed_text, type_of
+from daemons.client.objects.format import ValueType, as_name, packed_text, pairs_of, type_of
 from daemons.client.objects.steps import Result, Steps
 from daemons.client.objects.store import as_sizes, as_values, one, refuse_range
 from daemons.client.objects.values import as_array, targets_of
@@ -144,6 +144,7 @@ class AsyncStore:
     async def get_into_many(
         self, wanted: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
     ) -> list[int | McError | None]:
+        wanted = pairs_of(wanted, "target")
         arrays, copies = targets_of(wanted)
         names, types = [name for name, _ in wanted], [type_of(target) for _, target in wanted]
         found = await self._run(self._verbs.get(names, timeout_s, arrays, types))

@@ -15,7 +15,9 @@ from daemons.client.objects.reader import ObjectReader
 from daemons.client.objects.sessions import Sessions
 from daemons.client.objects.source import SourceMemory
 from daemons.client.objects.verbs import Name, ObjectVerbs
-from daemons.core.errors import McError, Rejected
+from daemons.config.forms import is_endpoint
+from daemons.core.errors import ConfigError, McError, Rejected
+from daemons.protocol.address import address_of
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import TransferEngine, as_bytes
 from daemons.transfer.buffers import Buffer
@@ -43,6 +45,8 @@ class ObjectClient:
         namespace = packed_text(options.namespace, "a namespace")
         if len(namespace) > 256:
             raise Rejected(f"a namespace has at most 256 bytes, not {len(namespace)}")
+        if not is_endpoint(address_of(master)):
+            raise ConfigError(f"{master!r} is no master's endpoint; write tcp://HOST:PORT")
         identity = open_client_identity(options.key_file) if "#" in master else None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._own_engine: TransferEngine | None = None

@@ -5,9 +5,9 @@ checksums of the chunks in order; their keys follow from the name's key, the ver
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ _FOOTER: Final = struct.Struct("<8sQIBBH16s8Q")
 """magic, value's length, bytes of a chunk or zero, kind, dimensions, zero, dtype, shape"""
 FOOTER_BYTES: Final = _FOOTER.size
 
+_Second = TypeVar("_Second")
 Kind = Literal["bytes", "numpy", "torch"]
 _KINDS: tuple[Kind, ...] = ("bytes", "numpy", "torch")
 
@@ -132,6 +133,11 @@ def chunk_meta(namespace: bytes, key: BlockHash, version: int, index: int) -> Bl
     )
 
 
+def version_text(version: int) -> str:
+    """Of the master's life that gave it, and the number there."""
+    return f"{version >> 40}.{version & ((1 << 40) - 1)}"
+
+
 def packed_text(text: bytes | str, what: str) -> bytes:
     """Never bytes(7), which is seven zero bytes. Raises Rejected for what is neither text nor bytes."""
     if isinstance(text, str):
@@ -139,6 +145,18 @@ def packed_text(text: bytes | str, what: str) -> bytes:
     if isinstance(text, bytes | bytearray | memoryview):
         return bytes(text)
     raise Rejected(f"{what} is str or bytes, not {type(text).__name__}")
+
+
+def pairs_of(
+    pairs: Iterable[tuple[bytes | str, _Second]], what: str
+) -> list[tuple[bytes | str, _Second]]:
+    """Those of a name and `what`. Raises Rejected for what is none, such as a dict, or names alone."""
+    found = list(pairs)
+    if any(not isinstance(each, tuple | list) or len(each) != 2 for each in found):
+        raise Rejected(
+            f"several are given as pairs of name and {what}; those of a dict are its items()"
+        )
+    return found
 
 
 def as_name(name: bytes | str) -> bytes:

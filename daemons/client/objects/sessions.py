@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from daemons.client.channel_pool import ChannelPool
-from daemons.client.objects.steps import AskMaster, AskNodes, Result, Steps, Work
+from daemons.client.objects.steps import AskMaster, AskNodes, Closed, Result, Steps, Work
 from daemons.core.errors import McError, Unavailable
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message
@@ -65,7 +65,7 @@ class Sessions:
     def _take(self) -> "Session":
         with self._lock:
             if self._is_closed:
-                raise Unavailable("this store is closed")
+                raise Closed("this store is closed")
             session = self._idle.pop() if self._idle else None
         return session or Session(self)
 

@@ -59,6 +59,10 @@ Step = AskMaster | AskNodes | Pause | Work
 Steps = Generator[Step, Any, Result]
 
 
+class Closed(Unavailable):
+    """The store was closed before: no later try helps."""
+
+
 def ask_master(
     message: Message,
     reply_type: type[ReplyType],
@@ -88,6 +92,8 @@ def ask_patiently(
     while True:
         try:
             return (yield from ask_master(message, reply_type, left_s, meanwhile))
+        except Closed:
+            raise
         except Unavailable as error:
             if time.monotonic() + _RETRY_S >= deadline_s:
                 if left_s == timeout_s:

@@ -14,7 +14,7 @@ import numpy as np
 from daemons.client.default_master import default_key_file, default_master
 from daemons.client.objects.client import ClientOptions, ObjectClient
 from daemons.client.objects.fetch import Value
-from daemons.client.objects.format import Kind, ValueType, as_name, packed_text, type_of
+from daemons.client.objects.format import Kind, ValueType, as_name, packed_text, pairs_of, type_of
 from daemons.client.objects.reader import value_of
 from daemons.client.objects.steps import Result, Steps
 from daemons.client.objects.values import as_array, targets_of
@@ -158,6 +158,7 @@ class Store:
         self, wanted: Sequence[tuple[Name, Buffer]], *, timeout_s: float | None = None
     ) -> list[int | McError | None]:
         """What a target holds is undefined where the result is no number."""
+        wanted = pairs_of(wanted, "target")
         arrays, copies = targets_of(wanted)
         names, types = [name for name, _ in wanted], [type_of(target) for _, target in wanted]
         found = self._run(self._verbs.get(names, timeout_s, arrays, types))

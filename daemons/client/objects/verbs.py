@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from daemons.client.objects.await_sealed import await_sealed
 from daemons.client.objects.cache import Found
 from daemons.client.objects.fetch import ObjectFetch, Value
-from daemons.client.objects.format import Kind, ValueType, as_name, type_of
+from daemons.client.objects.format import Kind, ValueType, as_name, pairs_of, type_of
 from daemons.client.objects.lookup import ObjectLookup
 from daemons.client.objects.parts import Item
 from daemons.client.objects.source import SourceMemory
@@ -241,8 +241,12 @@ class ObjectVerbs:
 
 def names_of(names: Sequence[Name]) -> Sequence[bytes]:
     """A thousand at a time are common: bytes of possible lengths are taken as they are."""
-    lengths = set(map(len, names))
-    if set(map(type, names)) == {bytes} and 0 < min(lengths) <= max(lengths) <= MAX_NAME_BYTES:
+    if isinstance(names, bytes | str):
+        raise Rejected("several names are given as a list of them, not as one text")
+    if (
+        set(map(type, names)) == {bytes}
+        and 0 < min(lengths := set(map(len, names))) <= max(lengths) <= MAX_NAME_BYTES
+    ):
         return list(names)  # type: ignore[arg-type]  # all bytes
     return [as_name(name) for name in names]
 
@@ -261,7 +265,7 @@ def _items(values: Sequence[tuple[Name, Buffer]], wish: Wish) -> list[Item]:
             wish.like or type_of(value),
             wanted=wish.replicas,
         )
-        for name, value in values
+        for name, value in pairs_of(values, "value")
     ]
     if len({item.name for item in items}) < len(items):
         raise Rejected("a name is there twice in one call")

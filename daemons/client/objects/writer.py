@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from daemons.client.objects.format import version_text
 from daemons.client.objects.parts import Item, Part, PartMaker
 from daemons.client.objects.source import SourceMemory
 from daemons.client.objects.steps import Pause, Steps, ask_master, ask_nodes, ask_patiently, work
@@ -142,7 +143,7 @@ class ObjectPut:
             sealed
             if is_same
             else Conflict(
-                f"{_shown(item.name)} is sealed with other bytes (version {sealed.version}); "
+                f"{_shown(item.name)} is sealed with other bytes (version {version_text(sealed.version)}); "
                 "replace it, or delete it first"
             )
         )

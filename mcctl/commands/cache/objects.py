@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from daemons.client.objects.format import version_text
 from daemons.client.objects.store import ObjectStat, ValueType
 from daemons.config.forms import complaint
 from daemons.core.errors import NotFound, Rejected
@@ -21,7 +22,6 @@ from mcctl.cache.object_store import (
     read_value,
     shown,
     size_of,
-    version_text,
     write_value,
 )
 from mcctl.cache.own_address import own_address
