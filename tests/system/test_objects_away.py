@@ -151,9 +151,8 @@ def test_a_node_killed_under_puts_loses_nothing_that_was_acknowledged(pool: Obje
             value = os.urandom(100_000 if number % 2 else 2_000)
             store.put(f"o{number}", value)
             acknowledged[f"o{number}"] = value
-        pool.wait_joined(2)
-        wait_for(lambda: set(store.exists_many(list(acknowledged))) == {"present"})
-        assert store.get_many(list(acknowledged)) == list(acknowledged.values())
+        # The node may still be starting, while the master takes its last life for alive.
+        wait_for(lambda: store.get_many(list(acknowledged)) == list(acknowledged.values()))
 
 
 def test_a_stopped_master_is_not_waited_for_beyond_the_timeout_and_known_places_are_read(
