@@ -55,7 +55,7 @@ def test_make_quickstart_prints_the_sample_to_a_pipe_too(arguments: str, checkou
     if shutil.which("make") is None:
         pytest.skip("no make here")
     done = subprocess.run(
-        ["make", "--dry-run", "quickstart", f"QUICKSTART_ARGS={arguments}"],
+        ["make", "--no-print-directory", "--dry-run", "quickstart", f"QUICKSTART_ARGS={arguments}"],
         capture_output=True,
         text=True,
         check=True,

@@ -81,7 +81,7 @@ def test_bare_machines_become_a_cluster_with_keys_that_answers(
     for role in ("cache", "prefill", "decode"):
         assert f"{role}-{A}" in said
         assert f"{role}-{B}" in said
-    assert json.loads(said.splitlines()[-1])["choices"][0]["message"]["content"]
+    assert json.loads(said.rstrip("\n").split("\n")[-1])["choices"][0]["message"]["content"]
     for address, units in UNITS.items():
         for unit in units:
             assert hosts.machines[address].show(unit, "ActiveState") == "active"
