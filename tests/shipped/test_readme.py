@@ -46,7 +46,7 @@ def test_sample_is_what_quickstart_prints(
     show(result, on_stderr=False)
     printed = capsys.readouterr().out
     readme = (checkout / "README.md").read_text()
-    sample = readme[readme.index("    SmolLM2-135M-Instruct (") : readme.index("(Two busy cores")]
+    sample = readme[readme.index("    SmolLM2-135M-Instruct (") : readme.index("(Two cores")]
     assert _shape(sample) == _shape(printed), "put a new one there: mcctl quickstart | cat"
 
 
