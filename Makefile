@@ -37,9 +37,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: quickstart test test-systemd soak rdma install wheelhouse lint clean
 .DELETE_ON_ERROR:
 
-# Progress goes to stderr, the table to stdout; QUICKSTART_ARGS="--output json" makes it one JSON object.
+# A person gets the table; a pipe gets the JSON object on stdout and the table on stderr.
 quickstart: $(VENV)/.installed-engine
-	@exec $(BIN)/mcctl quickstart $(QUICKSTART_ARGS)
+	@if [ -t 1 ]; then output=table; else output=json; fi; \
+	exec $(BIN)/mcctl quickstart --output $$output $(QUICKSTART_ARGS)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
