@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from daemons.simulation.pool import EVICTION_NAMES
 from daemons.simulation.workloads import WORKLOADS
 
 MADE_UP_REQUESTS: Final = 2000
@@ -40,6 +41,13 @@ SsdTokens = Annotated[
 ]
 ObjectTokens = Annotated[
     int, typer.Option(min=0, help="KV that one object store for all nodes keeps; 0: none.")
+]
+Evictions = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"{', '.join(EVICTION_NAMES)}, or all; may be repeated; lru otherwise.",
+        autocompletion=lambda: [*EVICTION_NAMES, "all"],
+    ),
 ]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it: .svg, or .png.", metavar="FILE")]
 TtftSlo = Annotated[float, typer.Option(min=0.001, help="Seconds to the first token.")]

@@ -18,6 +18,7 @@ from daemons.simulation.trace import TraceRequest, at_rate
 from mcctl import render
 from mcctl.commands.simulate.flags import (
     MAX_NODES,
+    Evictions,
     Hardware,
     Limit,
     Plot,
@@ -51,13 +52,7 @@ def plan(
     hardware: Hardware = DEFAULT,
     rate: Rate = 1.0,
     limit: Limit = 1_000_000,
-    eviction: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{', '.join(EVICTION_NAMES)}, or all: a hit curve for each; lru otherwise.",
-            autocompletion=lambda: [*EVICTION_NAMES, "all"],
-        ),
-    ] = None,
+    eviction: Evictions = None,
     ttft_slo: TtftSlo = 30.0,
     tbt_slo: TbtSlo = 0.1,
     seed: Seed = 0,

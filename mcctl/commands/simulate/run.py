@@ -15,6 +15,7 @@ from mcctl.commands.simulate.flags import (
     Decodes,
     DeviceTokens,
     DramTokens,
+    Evictions,
     Hardware,
     Limit,
     ObjectTokens,
@@ -69,13 +70,7 @@ def run(
         int,
         typer.Option(min=1, max=64, help="Prefill nodes that may share one long prompt; 1: none."),
     ] = 1,
-    eviction: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{', '.join(EVICTION_NAMES)}, or all; may be repeated; lru otherwise.",
-            autocompletion=lambda: [*EVICTION_NAMES, "all"],
-        ),
-    ] = None,
+    eviction: Evictions = None,
     max_queue: Annotated[
         float, typer.Option(min=0, help="Reject whoever would queue longer; 0 rejects nobody.")
     ] = 0.0,
