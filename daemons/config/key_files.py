@@ -4,21 +4,18 @@ The list is the master's; it tells the nodes. Whoever writes one holds the lock 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import stat
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
 from daemons.config.base import MAX_FILE_BYTES, Section, load_config
-from daemons.core.clock import monotonic
-from daemons.core.errors import ConfigError, Exhausted
+from daemons.core.errors import ConfigError
 from daemons.core.ids import NodeId, PublicKey
 from daemons.protocol.key import AllowedKey, KeyRole
 
@@ -26,7 +23,6 @@ Hex32 = Annotated[str, msgspec.Meta(extra={"form": "key"})]
 NodeName = Annotated[str, msgspec.Meta(extra={"form": "name"})]
 
 MAX_NAMESPACE_BYTES: Final = 256
-_POLL_S: Final = 0.02
 
 
 class KeyFile(Section, frozen=True, kw_only=True):
@@ -188,33 +184,3 @@ def _sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def locked(path: Path, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Around reading `path` and writing it again. Raises Exhausted when another holds it for `wait_s`, ConfigError if
-    it cannot.
-    """
-    lock = path.with_name(f".{path.name}.lock")
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ConfigError(f"cannot write beside {path}: {error.strerror}") from None
-    try:
-        deadline_s = monotonic() + wait_s
-        while not _is_taken(descriptor):
-            if monotonic() >= deadline_s:
-                raise Exhausted(f"another process is changing {path}; try again")
-            time.sleep(_POLL_S)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_taken(descriptor: int) -> bool:
-    """Whether the lock is ours now."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,1 +1,1 @@
-"""Ids, errors, clock and units: what every other package may import. A closed list."""
+"""Ids, errors, clock, units and file locks: what every other package may import. A closed list."""

@@ -2,17 +2,15 @@
 the next life counts them, all but that second. It is read from what the kernel holds, so nothing is synced.
 """
 
-import errno
-import fcntl
 import itertools
 import logging
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from daemons.config.usage import UsageLine, encode_line, read_usage
 from daemons.core.errors import ConfigError
+from daemons.core.file_lock import CannotLock, FileLock, Refusal, lock_beside
 from daemons.service.paths import NO_ROOM
 
 log = logging.getLogger(__name__)
@@ -20,7 +18,6 @@ log = logging.getLogger(__name__)
 NOTE_S: Final = 1.0
 MAX_WAITING_NOTED: Final = 4096
 """The oldest; to write more each second would hold up streams."""
-_TAKEN: Final = (errno.EACCES, errno.EAGAIN)
 KILLED: Final = 0
 """The status of a line that was taken from here: nobody was told how the answer ended."""
 
@@ -36,7 +33,7 @@ class RunningUsage:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = _lock(path.with_name(f".{path.name}.lock"))
+        self._lock = _lock(path)
         self._running: set[SoFar] = set()
         self._is_there = path.exists()
         self._is_failing = False
@@ -68,9 +65,8 @@ class RunningUsage:
         self._is_failing = False
 
     def close(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
+        if self._lock is not None:
+            self._lock.release()
 
     def _write(self, lines: list[bytes]) -> None:
         """Whole or not at all."""
@@ -85,25 +81,16 @@ class RunningUsage:
         self._is_there = bool(lines)
 
 
-def _lock(path: Path) -> int:
-    """A descriptor; -1 where there is no room for the file. The kernel takes it back from a process that is killed.
-
-    Of the process, not of the descriptor: no child of it can keep it.
-    """
+def _lock(path: Path) -> FileLock | None:
+    """None where there is no room for its file."""
+    refusal = Refusal(
+        error=ConfigError,
+        what=f"the usage of a gateway of this `node.id` in {path.parent}",
+        next_step="stop it, or give this one its own `node.id`",
+    )
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            return -1
-        raise ConfigError(f"`tenants.usage_dir`: cannot write {path}: {error.strerror}") from None
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in _TAKEN:
-            raise ConfigError(
-                f"another gateway of this `node.id` writes usage in {path.parent}; "
-                "stop it, or give this one its own `node.id`"
-            ) from None
-        raise ConfigError(f"`tenants.usage_dir`: cannot lock {path}: {error.strerror}") from None
-    return descriptor
+        return FileLock(lock_beside(path), refusal)
+    except CannotLock as error:
+        if error.number in NO_ROOM:
+            return None
+        raise ConfigError(f"`tenants.usage_dir`: {error}") from None

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from daemons.core.errors import ConfigError, Exhausted, TransferError
+from daemons.core.file_lock import Refusal, lock_open_file, unlock_open_file
 from daemons.core.ids import HostId
 from daemons.core.units import MIB, format_size
 from daemons.transfer.device_memory import DeviceMemory, LocalMemory, address_of
@@ -73,7 +74,7 @@ class SharedMemory:
         if self.fd >= 0:
             if self.is_kept:
                 # Views that are still there keep the description open, and by it the lock.
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
+                unlock_open_file(self.fd)
             os.close(self.fd)
             self.fd = -1
         self.array = np.empty(0, np.uint8)
@@ -214,12 +215,8 @@ def _remove_stale(path: Path) -> None:
 
 def _lock(fd: int, path: Path) -> None:
     """Held until this descriptor closes: peers get others of their own. Raises ConfigError."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"{path} is used by another running process; give each node its own segment path"
-        ) from error
+    next_step = "give each node its own segment path"
+    lock_open_file(fd, Refusal(error=ConfigError, what=str(path), next_step=next_step))
     if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):
         raise ConfigError(
             f"{path} was just replaced by another process; is this node started twice?"

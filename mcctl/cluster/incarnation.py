@@ -7,8 +7,9 @@ them; a local cluster has none, so each one begins above all before it.
 from pathlib import Path
 from typing import Final
 
-from daemons.config.key_files import locked, write_whole
+from daemons.config.key_files import write_whole
 from daemons.core.errors import ConfigError
+from daemons.core.file_lock import locked
 from mcctl.cluster.plan import ClusterOptions
 
 _FILE: Final = "incarnation"

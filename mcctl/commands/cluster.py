@@ -1,7 +1,5 @@
 """mcctl cluster: one cluster of real processes on this host's loopback, kept until it is told to end."""
 
-import fcntl
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +10,7 @@ import typer
 from daemons.config.key_files import write_whole
 from daemons.config.tenants import TenantFile, tenants_text
 from daemons.core.errors import Conflict, Unavailable
+from daemons.core.file_lock import FileLock, Refusal
 from daemons.simulation.hardware import find_profile, profile_names
 from mcctl import exit_codes, model_store, paths, render
 from mcctl.cluster.plan import ClusterOptions
@@ -148,21 +147,18 @@ def up(
     )
     if tenants is not None and not tenants.exists():
         write_whole(tenants, tenants_text(TenantFile()), mode=0o644)
-    lock = _hold_lock()
-    if segment_directory is not None:
-        found = file_system(segment_directory)
-        if found is not None and not found.is_memory:
-            render.complain(
-                f"{segment_directory} is on {found.kind}: on a tmpfs the pool would be faster"
-            )
-    try:
+    with _hold_lock():
+        if segment_directory is not None:
+            found = file_system(segment_directory)
+            if found is not None and not found.is_memory:
+                render.complain(
+                    f"{segment_directory} is on {found.kind}: on a tmpfs the pool would be faster"
+                )
         with render.progress("starting") as progress:
             cluster = LocalCluster.persistent(options)
             started_s = time.monotonic()
             cluster.start(progress)
             progress(f"ready after {time.monotonic() - started_s:.1f} s")
-    finally:
-        os.close(lock)
     show_cluster(settings_of(context).output, cluster.record)
 
 
@@ -179,8 +175,7 @@ def down(
     \b
     Example: mcctl cluster down
     """
-    lock = _hold_lock()
-    try:
+    with _hold_lock():
         sweep()
         record = read_record(persistent_directory())
         was_running = record is not None and record.is_running
@@ -189,8 +184,6 @@ def down(
         if record is not None:
             with render.progress("stopping"):
                 killed = end_cluster(record, grace_s=grace)
-    finally:
-        os.close(lock)
     if settings_of(context).output == "json":
         render.emit_json(DownResult(was_running=was_running, killed=killed, kept=kept))
     else:
@@ -243,8 +236,7 @@ def restart(
     \b
     Example: mcctl cluster restart decode
     """
-    lock = _hold_lock()
-    try:
+    with _hold_lock():
         record = running_record()
         if record is None:
             raise Unavailable(_NONE)
@@ -255,8 +247,6 @@ def restart(
         work = Restart(record, chosen)
         with render.progress("restarting") as progress:
             work.run(progress, grace_s=grace, timeout_s=READY_TIMEOUT_S)
-    finally:
-        os.close(lock)
     return show_cluster(settings_of(context).output, work.record)
 
 
@@ -266,15 +256,8 @@ def _profile(name: str) -> str:
     return name if name in profile_names() else str(Path(name).resolve())
 
 
-def _hold_lock() -> int:
-    """A descriptor that keeps another `mcctl cluster` out until it is closed; raises Conflict when one is at work."""
+def _hold_lock() -> FileLock:
+    """Keeps another `mcctl cluster` out; raises Conflict when one is at work."""
     paths.state_dir().mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(
-        paths.state_dir() / "cluster.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
-    )
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Conflict("another `mcctl cluster` command is at work; wait for it") from None
-    return descriptor
+    refusal = Refusal(error=Conflict, what="the local cluster", next_step="wait for it")
+    return FileLock(paths.state_dir() / "cluster.lock", refusal)

@@ -18,12 +18,12 @@ from daemons.config.key_files import (
     ListedKey,
     key_list_text,
     key_text,
-    locked,
     read_key_file,
     read_key_list,
     write_whole,
 )
 from daemons.core.errors import ConfigError, Conflict, McError, NotFound, Rejected
+from daemons.core.file_lock import locked
 from daemons.core.ids import NodeId
 from daemons.protocol.key import KEY_ROLES, KeyRole
 from mcctl import paths, render

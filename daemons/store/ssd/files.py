@@ -5,7 +5,6 @@ ALIGN in every write, and in every read where `is_direct` says so.
 """
 
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from daemons.core.errors import ConfigError
+from daemons.core.file_lock import FileLock, Refusal
 from daemons.store.ssd.async_reads import MAX_PIECES, piece_reader
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class DiskDirectory:
     def __init__(self, path: Path, *, wants_direct: bool = True) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock_fd = _lock(path / _LOCK_NAME)
+        self._lock = FileLock(path / _LOCK_NAME, _second(path))
         try:
             why = _why_not_direct(path / _PROBE_NAME) if wants_direct else "switched off"
         except OSError:
@@ -150,11 +150,11 @@ class DiskDirectory:
             os.close(fd)
 
     def free_bytes(self) -> int:
-        room = os.fstatvfs(self._lock_fd)
+        room = os.fstatvfs(self._lock.descriptor)
         return room.f_bavail * room.f_frsize
 
     def close(self) -> None:
-        os.close(self._lock_fd)
+        self._lock.release()
 
     def _open(self, name: str, flags: int) -> DiskFile:
         if self.is_direct:
@@ -162,16 +162,10 @@ class DiskDirectory:
         return DiskFile(os.open(self.path / name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
-def _lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise ConfigError(
-            f"{path.parent} is used by another process; give each node a directory of its own"
-        ) from None
-    return fd
+def _second(path: Path) -> Refusal:
+    return Refusal(
+        error=ConfigError, what=str(path), next_step="give each node a directory of its own"
+    )
 
 
 def _why_not_direct(probe: Path) -> str | None:

@@ -7,9 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
-from daemons.config.key_files import locked, write_whole
+from daemons.config.key_files import write_whole
 from daemons.config.tenants import TenantFile, read_tenants, tenants_text
 from daemons.core.errors import ConfigError, Conflict, NotFound
+from daemons.core.file_lock import locked
 from mcctl import paths, render
 from mcctl.settings import settings_of
 

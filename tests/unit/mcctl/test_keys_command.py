@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from daemons.config.key_files import locked, read_key_file, read_key_list
+from daemons.config.key_files import read_key_file, read_key_list
 from daemons.core.errors import ConfigError, Exhausted
+from daemons.core.file_lock import locked
 from daemons.core.ids import NodeId
 from daemons.service.identity import open_identity
 from mcctl.main import main

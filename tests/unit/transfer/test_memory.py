@@ -65,7 +65,9 @@ def test_file_of_a_dead_process_is_replaced_and_of_a_live_one_is_not(tmp_path: P
     path.write_bytes(b"left behind")
     memory = allocate_shared("test", 4096, path)
     assert not memory.array.any()
-    with pytest.raises(ConfigError, match="used by another running process"):
+    with pytest.raises(
+        ConfigError, match="held by this process; give each node its own segment path"
+    ):
         allocate_shared("test", 4096, path)
     memory.close()
 
@@ -76,7 +78,9 @@ def test_kept_file_is_opened_again_by_one_process_at_a_time(tmp_path: Path) -> N
     memory = allocate_shared("test", 8192, path)
     memory.is_kept = True
     memory.array[:] = 3
-    with pytest.raises(ConfigError, match="used by another running process"):
+    with pytest.raises(
+        ConfigError, match="held by this process; give each node its own segment path"
+    ):
         reopen_shared(path, 8192)
     shown = memory.array
     memory.close()

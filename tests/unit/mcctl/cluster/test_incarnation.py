@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from daemons.config.key_files import locked
 from daemons.core.errors import ConfigError
+from daemons.core.file_lock import locked
 from daemons.mc_master.nodes.incarnation import next_incarnation
 from mcctl.cluster.incarnation import begin_above, keeps_blocks
 from mcctl.cluster.plan import ClusterOptions

@@ -90,7 +90,9 @@ def test_everything_is_there_after_a_restart(directory: DiskDirectory) -> None:
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     first = DiskDirectory(tmp_path)
-    with pytest.raises(ConfigError, match="another process"):
+    with pytest.raises(
+        ConfigError, match="held by this process; give each node a directory of its own"
+    ):
         DiskDirectory(tmp_path)
     first.close()
     DiskDirectory(tmp_path).close()
