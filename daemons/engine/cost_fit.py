@@ -16,8 +16,8 @@ _PACE_FROM = 4
 """Samples; before that the fit itself follows each."""
 _MOST_OFF = 4.0
 """Slower by more than this was something else."""
-_PREFILL_SCALE = np.array([1.0, 1e-3, 1e-6])
-_STEP_SCALE = np.array([1.0, 1e-1, 1e-4])
+PREFILL_SCALE = np.array([1.0, 1e-3, 1e-6])
+STEP_SCALE = np.array([1.0, 1e-1, 1e-4])
 """Keep the three columns of like size, so that the small ridge does not bias one of them."""
 
 Floats = NDArray[np.float64]
@@ -68,7 +68,7 @@ class CostFit:
     """
 
     def __init__(self) -> None:
-        self._fit = LeastSquares(_PREFILL_SCALE, alone=1)
+        self._fit = LeastSquares(PREFILL_SCALE, alone=1)
         self._pace = 1.0
 
     @property
@@ -94,7 +94,7 @@ class StepFit:
     """Feed it measured decode steps."""
 
     def __init__(self) -> None:
-        self._fit = LeastSquares(_STEP_SCALE, alone=0)
+        self._fit = LeastSquares(STEP_SCALE, alone=0)
 
     def observe(self, num_sequences: int, context_tokens: int, elapsed_s: float) -> None:
         """One step of so many sequences, which have so many tokens of context together."""

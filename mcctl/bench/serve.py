@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
-from statistics import median
+from statistics import mean, median
 from typing import Final
 
 import msgspec
 
+from daemons.simulation.hardware import KvSizes
 from mcctl.bench.oracle import Measure, Oracle
 from mcctl.openai_stream import Answer, Body, OpenAiClient
 from mcctl.traffic import QUESTIONS
@@ -57,6 +58,8 @@ class ServePlan:
     batches: tuple[int, ...] = BATCHES
     repeats: int = 3
     seed: int = field(default_factory=time.time_ns)
+    kv: KvSizes | None = None
+    """Of the cluster; only told on."""
 
 
 class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +98,10 @@ class ServeResult(msgspec.Struct, frozen=True, kw_only=True):
     gb_moved: float
     oracle: dict[str, dict[str, float]] | None = None
     """The same two by plain transformers, in turns with ours; prefill_ratio and decode_ratio: ours to its, by pairs."""
+    kv: KvSizes | None = None
+    """Of one instance, as in a hardware profile of `mcctl simulate`; null where the master does not say, 0: none."""
+    decode_context_tokens: int = 0
+    """Of each sequence while it was decoded, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class _Decoded:
     tok_s: float
     plain_tok_s: float
     tokens_a_step: float
+    context_tokens: float
 
 
 @dataclass(slots=True)
@@ -130,6 +138,7 @@ class ServeBench:
         self.progress(f"this takes {about(takes_s)}")
         rows = list(self._rows())
         decode = {str(batch): list(self._decoded(batch)) for batch in self.plan.batches}
+        every = [each for measured in decode.values() for each in measured]
 
         def medians(of: Callable[[_Decoded], float]) -> dict[str, float]:
             return {batch: median(map(of, each)) for batch, each in decode.items()}
@@ -145,6 +154,8 @@ class ServeBench:
             decode_tokens_a_step=medians(lambda each: each.tokens_a_step),
             gb_moved=self.moved_bytes / 1e9,
             oracle=None if self.oracle is None else self.oracle.rates(),
+            kv=self.plan.kv,
+            decode_context_tokens=round(mean(each.context_tokens for each in every)),
         )
 
     def _rows(self) -> Iterator[ServeRow]:
@@ -184,10 +195,12 @@ class ServeBench:
             with self._turn("decode", str(batch), batch, repeat) as ours:
                 timed = {drafts: self._together(prompts, drafts=drafts) for drafts in order}
                 ours.append(joint_rate(timed[True]))
+            answers = [answer for _, answer in timed[True]]
             yield _Decoded(
                 ours[0],
                 joint_rate(timed[False]),
-                tokens_a_step([answer for _, answer in timed[True]]),
+                tokens_a_step(answers),
+                mean(answer.prompt_tokens + answer.completion_tokens / 2 for answer in answers),
             )
 
     @contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, NotFound
 from daemons.protocol.node import ModelDescription
+from daemons.simulation.hardware import KvSizes
 from mcctl import model_store
 from mcctl.cluster.record import running_record
 from mcctl.openai_stream import OpenAiClient
@@ -60,3 +61,27 @@ def described_model(master: str, model: str) -> ModelDescription | None:
 def vocabulary_of(described: ModelDescription | None) -> int:
     """Token ids below it are safe to send."""
     return _SAFE_VOCABULARY if described is None else described.vocab_size
+
+
+def kv_sizes(master: str, described: ModelDescription | None) -> KvSizes | None:
+    """Of one decode instance's devices, and of what cache nodes lend for each prefill instance. None where the master
+    does not say.
+    """
+    if described is None:
+        return None
+    try:
+        with ClusterClient(master, 2.0) as client:
+            listed = client.nodes().nodes
+    except McError:
+        return None
+    serving = [each.node for each in listed if each.node.model == described]
+    decodes = [node.capacity_tokens for node in serving if node.role == "decode"]
+    num_prefills = sum(node.role == "prefill" for node in serving)
+    lent_bytes = sum(each.capacity_bytes for each in listed)
+    token_bytes = described.bytes_per_token
+    return KvSizes(
+        bytes_per_token=token_bytes,
+        num_layers=described.num_layers,
+        device_tokens=min(decodes, default=0),
+        dram_tokens=lent_bytes // (token_bytes * max(1, num_prefills)),
+    )

@@ -15,6 +15,7 @@ from kit.daemon import wait_for
 from kit.examples import Example, Place, examples_of
 from kit.models import make_tiny_model
 from kit.paced import write_profile
+from kit.served import served
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,6 +27,7 @@ ELSEWHERE = {
     "make quickstart": "tests/system/test_quickstart.py",  # the real model, for minutes
     "make test": ".ci/run",
     "mcctl quickstart": "tests/system/test_quickstart.py",
+    "mcctl bench serve": "tests/unit/mcctl/bench/test_serve.py",  # minutes of the real model
     "mcctl bench store": "tests/integration/test_object_store.py",  # half a minute of an idle machine
     "mcctl bench transfer": "tests/integration/test_transfer_bench.py",
     "systemctl ": "tests/systemd/test_install.py",
@@ -40,7 +42,8 @@ FILES = ("weights.bin", "handbook.txt", "ARCHITECTURE.md")
 CHANGED = {
     "mcctl cluster up ": " --paced fast.toml",  # test_quickstart.py waits for the real engine; here no line is about it
     "mc-": " --check",  # daemons would run for ever
-    "mcctl simulate ": " --limit 50",  # many times as fast, and else the same
+    "mcctl simulate run ": " --limit 50",  # many times as fast, and else the same
+    "mcctl simulate plan ": " --limit 50",
     "mcctl keys ": " --directory etc",  # root's are in /etc
 }
 """By how they begin, and what is written behind them."""
@@ -111,6 +114,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     for name in FILES:
         shutil.copy(ROOT / "README.md", home / name)
     write_profile(home / "fast.toml")
+    (home / "serve.json").write_bytes(msgspec.json.encode(served()))
     (home / "etc").mkdir()
     replaced = {
         "/etc/mooncake": str(home / "etc"),

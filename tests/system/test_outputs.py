@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from kit.json_schema import problems
 from kit.models import make_tiny_model
+from kit.served import served
 from shipped.dashboard import read_queries
 from shipped.output_page import all_verbs
 
 from daemons.client.cluster import ClusterClient
+from mcctl.bench.served_model import described_model, kv_sizes
 from mcctl.cluster.plan import ClusterOptions
 from mcctl.cluster.processes import LocalCluster
 from mcctl.main import main
@@ -206,6 +209,11 @@ def of_files(prints: Prints, directory: Path, cluster: LocalCluster) -> None:
     prints("simulate run", "chats", "--limit", "20")
     prints("simulate plan", "chats", "--limit", "20", "--nodes", "2")
     prints("simulate compare", "--requests", "10", "--prefill", "2", "--decode", "2")
+    sizes = kv_sizes(cluster.master, described_model(cluster.master, "tiny"))
+    assert sizes is not None
+    assert (sizes.num_layers, sizes.bytes_per_token) == (3, 768)
+    (directory / "serve.json").write_bytes(msgspec.json.encode(served(kv=sizes)))
+    prints("simulate fit", str(directory / "serve.json"))
 
 
 def test_every_verb_prints_what_its_schema_says(

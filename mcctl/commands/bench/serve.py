@@ -5,6 +5,7 @@ from typing import Annotated, TypedDict
 
 import typer
 
+from daemons.protocol.node import ModelDescription
 from mcctl import model_store, render
 from mcctl.bench.oracle import Oracle
 from mcctl.bench.serve import (
@@ -17,6 +18,7 @@ from mcctl.bench.serve import (
 )
 from mcctl.bench.served_model import (
     described_model,
+    kv_sizes,
     served_model,
     url_of_local_cluster,
     vocabulary_of,
@@ -75,7 +77,7 @@ def serve(
         if url is not None:
             served = served_model(url, model)
             described = described_model(settings_of(context).master, served)
-            plan = ServePlan(model=served, vocab_size=vocabulary_of(described), **shape)
+            plan = _plan(served, settings_of(context).master, described, shape)
             as_served = described.dtype if described is not None else "as served"
             result = _measure(url, plan, as_served, progress, model if oracle else None)
         else:
@@ -86,8 +88,8 @@ def serve(
                 else model_store.find_model(model)
             )
             with LocalCluster.temporary(ClusterOptions(model=path, dtype=dtype)) as cluster:
-                vocab_size = vocabulary_of(described_model(cluster.master, path.name))
-                plan = ServePlan(model=path.name, vocab_size=vocab_size, **shape)
+                described = described_model(cluster.master, path.name)
+                plan = _plan(path.name, cluster.master, described, shape)
                 result = _measure(cluster.url, plan, dtype, progress, model if oracle else None)
     show_served(result, on_stderr=output != "table")
     if output != "table":
@@ -98,6 +100,11 @@ class _Shape(TypedDict, total=False):
     repeats: int
     prefixes: tuple[int, ...]
     suffixes: tuple[int, ...]
+
+
+def _plan(model: str, master: str, described: ModelDescription | None, shape: _Shape) -> ServePlan:
+    vocab_size, kv = vocabulary_of(described), kv_sizes(master, described)
+    return ServePlan(model=model, vocab_size=vocab_size, kv=kv, **shape)
 
 
 def _measure(
