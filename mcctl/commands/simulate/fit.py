@@ -38,7 +38,7 @@ def fit(
 
     \b
     Example: mcctl simulate fit serve.json --out mine.toml
-    Example: mcctl simulate run chats --hardware mine.toml
+    Example: mcctl simulate fit serve.json > mine.toml
     """
     runs = [read_served(path) for path in measured]
     result = fitted(runs, find_profile(hardware), base_name=hardware, with_drafts=drafts)
