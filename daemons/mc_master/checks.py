@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import NodeId
-from daemons.mc_master.nodes.incarnation import MAX_INCARNATION
 from daemons.protocol.node import Join, ModelDescription, NodeDescription
 from daemons.protocol.report import Report
 from daemons.protocol.request import Schedule
 from daemons.protocol.segment import MAX_SEGMENT_NUMBER, SegmentDescription
+from daemons.store.directory.names import MAX_INCARNATION
 from daemons.store.directory.report_check import check_sealed
 
 MAX_NODE_BYTES = 1 << 50

@@ -194,6 +194,11 @@ class SealedBlocks(Record, frozen=True, kw_only=True):
         """0 where there is none."""
         return int(self.locations()["version"].max(initial=0))
 
+    def versions(self) -> list[int]:
+        """In their order."""
+        versions: list[int] = self.locations()["version"].tolist()
+        return versions
+
     def aged(self, more_ms: int) -> "SealedBlocks":
         """The same, told so much later."""
         rows = self.columns().copy()

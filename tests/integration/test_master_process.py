@@ -989,6 +989,15 @@ def test_a_version_that_turns_up_behind_an_announcement_ends_no_master_and_is_no
     reserved = ask(client, loop, wanted, ReserveNamesReply)
     assert isinstance(reserved, ReserveNamesReply)
     assert reserved.names[0].version == version + 1
+    # It has announced to this master: what it tells anew, and says for the first time, is of this master's life too.
+    made_up = [version + 5000, version + (1 << COUNTER_BITS - 1), (1 << 64) - 1]
+    pairs = zip(sealed(chain(3)), made_up, strict=True)
+    cache.sequence = 0
+    cache.report([msgspec.structs.replace(each, version=number) for each, number in pairs], [])
+    wait_blocks(client, loop, 3)
+    reserved = ask(client, loop, msgspec.structs.replace(wanted, replaces=True), ReserveNamesReply)
+    assert isinstance(reserved, ReserveNamesReply)
+    assert reserved.names[0].version == version + 5001
 
 
 def test_metrics_count_nodes_blocks_plans_and_bad_messages(

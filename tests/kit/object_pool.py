@@ -63,6 +63,10 @@ class ObjectPool:
             *settings,
         )
 
+    def control(self, number: int) -> str:
+        """Of a node; it is the same in all its lives."""
+        return self._controls[number]
+
     def kill(self, name: str) -> None:
         self.daemons[name].kill()
 

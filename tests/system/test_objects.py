@@ -11,13 +11,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from kit.daemon import wait_for
 from kit.object_pool import ObjectPool
 
+from daemons.client.objects.format import PIECE_BYTES, Footer, object_meta, pack_footer
 from daemons.core.errors import Conflict, Exhausted, McError, Unavailable
-from daemons.protocol.block import MAX_INLINE_BYTES
+from daemons.core.ids import new_put_id
+from daemons.protocol.block import MAX_INLINE_BYTES, Put, PutBlock
+from daemons.protocol.objects import NameToReserve, ReleaseNames, ReserveNames, ReserveNamesReply
+from daemons.rpc import SyncClient
 from daemons.transfer import TransferEngine
 from mcctl import Store
 from mcctl.cache.archive import export_objects, import_objects
@@ -95,6 +100,59 @@ def test_values_go_with_the_put_up_to_a_size_and_stay_where_they_are_beyond_it(
         assert reader.get_many(list(values)) == list(values.values())
         assert reader.replace(name, b"next") > 0
         assert (last, reader.get(name)) == (b"", b"next")
+
+
+def test_a_put_that_arrives_after_it_was_told_to_have_failed_overtakes_nothing(
+    pool: ObjectPool, store: Store
+) -> None:
+    """As a slow link or a stopped node brings it: the master is told first that nobody waits for it any more."""
+    namespace = store.namespace
+    with SyncClient(pool.endpoint) as master, SyncClient(pool.control(0)) as node:
+
+        def give_up(name: bytes, *, replaces: bool = False, is_told: bool = True) -> Put:
+            item = NameToReserve(name=name, value_bytes=3)
+            reserved = master.request(
+                ReserveNames(namespace=namespace, names=[item], replaces=replaces, hold_ms=1)
+            )
+            assert isinstance(reserved, ReserveNamesReply)
+            version = reserved.names[0].version
+            if is_told:
+                held = msgspec.structs.replace(item, version=version)
+                master.request(ReleaseNames(namespace=namespace, names=[held]))
+            block = PutBlock(
+                meta=object_meta(namespace, name, 3),
+                source=store._client.memory.nothing,
+                num_layers=1,
+                version=version,
+                piece_bytes=PIECE_BYTES,
+                tail=b"old" + pack_footer(Footer(3)),
+            )
+            return Put(put_id=new_put_id(), blocks=[block])
+
+        def arrive(put: Put) -> None:
+            node.request(put)
+            store.put(put.put_id.hex(), b"")  # reported with it, or behind it
+            wait_for(lambda: store.exists(put.put_id.hex()) == "present")
+
+        arrive(give_up(b"failed"))
+        assert store.exists("failed") == "absent"
+        for is_told in (True, False):
+            name = f"deleted{is_told}"
+            late = give_up(name.encode(), is_told=is_told)
+            assert not store.delete(name)
+            arrive(late)
+            assert store.exists(name) == "absent"
+            late = give_up(b"again" + name.encode(), is_told=is_told)
+            store.put("again" + name, b"new")
+            arrive(late)
+            with other(pool, store) as reader:
+                assert reader.get("again" + name) == b"new"
+        store.put("replaced", b"one")
+        wait_for(lambda: store.exists("replaced") == "present")
+        arrive(give_up(b"replaced", replaces=True))
+        assert store.get("replaced") in (b"one", b"old"), (
+            "it may have failed, the older one is never lost"
+        )
 
 
 def test_a_node_that_refuses_a_value_in_a_message_reads_it_from_the_client(

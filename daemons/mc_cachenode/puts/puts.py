@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
-from daemons.core.errors import Exhausted, Unavailable
+from daemons.core.errors import Exhausted, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, Incarnation, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
@@ -22,7 +22,7 @@ from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutStatus
 from daemons.protocol.tenant import tenant_of
 from daemons.rpc import Call, Loop, Timer
-from daemons.store.directory.names import incarnation_of
+from daemons.store.directory.names import incarnation_of, may_be_given
 from daemons.store.segment.copy_workers import CopyWorkers
 from daemons.store.segment.seal import BadSeal
 from daemons.transfer import TransferEngine
@@ -119,9 +119,8 @@ class Puts:
             return
         if self.is_draining:
             raise Unavailable("this node is draining; put elsewhere")
+        check_given_out(message, self._parts.incarnation())
         is_clients = call.owner is not None and call.owner.role == "client"
-        if is_clients:
-            check_given_out(message, self._parts.incarnation())
         engine = self._parts.outside if is_clients else self._parts.engine
         session = _Session(message, [call], ["failed"] * len(message.blocks), engine)
         self._sessions[message.put_id] = session
@@ -385,11 +384,17 @@ class Puts:
 
 
 def check_given_out(put: Put, incarnation: Incarnation) -> None:
-    """Whoever reports a version of a later master ends the one there is, so no client may make one up.
+    """Whoever reports a version of a later master ends the one there is, so nobody may make one up.
 
-    Raises Unavailable: a client may also have heard of a master before this node has.
+    Raises ProtocolError, and Unavailable: a client may also have heard of a master before this node has.
     """
-    newest = incarnation_of(max((block.version for block in put.blocks), default=0))
+    versions = [block.version for block in put.blocks if block.version]
+    made_up = next((each for each in versions if not may_be_given(each)), None)
+    if made_up is not None:
+        raise ProtocolError(
+            f"no master gives out version {made_up}; reserve the name at the master"
+        )
+    newest = incarnation_of(max(versions, default=0))
     if newest > incarnation:
         raise Unavailable(
             f"a version of master incarnation {newest}, and this node has joined {incarnation}; put it again",

@@ -68,7 +68,7 @@ class Reports:
         refused = out_of_order(member, report, self._clearing.cleared_since)
         if refused is not None:
             return refused
-        lived = self._names.lived(report)
+        lived = self._names.other_lives.shown_by(report)
         if lived is not None:
             self._state.out.step_down(lived)
             raise Unavailable(

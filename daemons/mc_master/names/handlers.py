@@ -104,17 +104,23 @@ class ObjectHandlers:
         )
 
     def _release(self, message: ReleaseNames) -> None:
-        """What was put in vain makes room once its nodes have reported it."""
+        """What was put in vain makes room once its nodes have reported it; what they report later is not taken."""
+        names, now_s = self._keeper.names, self._state.now_s()
         counts = chain(message.num_chunks, repeat(0))
         for item, num_chunks in zip(message.names, counts, strict=False):
             key = name_key(message.namespace, item.name)
-            if not self._keeper.names.is_held(key, item.version, now_s=self._state.now_s()):
-                continue
-            self._keeper.names.release(key, item.version)
-            if num_chunks > 0:
+            was_held = names.is_held(key, item.version, now_s=now_s)
+            if was_held or self._may_still_come(key, item.version):
+                names.give_up(key, item.version, now_s=now_s)
+            if was_held and num_chunks > 0:
                 self._state.loop.call_later(
                     _REPORTED_S, self._keeper.free_chunks, key, item.version, num_chunks
                 )
+
+    def _may_still_come(self, key: BlockHash, version: int) -> bool:
+        """Of a put whose reservation is over, or of an earlier master."""
+        is_sealed = any(held == version for _, held in self._state.directory.versions_of(key))
+        return self._keeper.names.was_given(version) and not is_sealed
 
     def _reserve_one(
         self, message: ReserveNames, item: NameToReserve, hold_s: float
@@ -248,12 +254,11 @@ class ObjectHandlers:
         _check_names(message.names)
         rows = self._rows(message.namespace, message.names)
         states = self._states(message.namespace, message.names, rows)
-        now_s = self._state.now_s()
         keys: list[BlockHash] = []
         for name, state in zip(message.names, states, strict=True):
             key = name_key(message.namespace, name)
-            # One that is just being put is deleted too: whoever deletes last means it.
-            if state != _ABSENT or self._keeper.names.is_reserved(key, now_s=now_s):
+            # One that is being put, or was in vain and may still arrive, is deleted too: who deletes last means it.
+            if state != _ABSENT or self._keeper.names.may_be_sealed(key):
                 keys.append(key)
         self._keeper.delete(call, keys, states)
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, Unavailable
-from daemons.core.ids import BlockHash, Incarnation, NodeId
+from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_master.names.other_lives import OtherLives
 from daemons.mc_master.names.rebuilding import Rebuilding
 from daemons.mc_master.state import MasterState
 from daemons.protocol.block import (
@@ -27,7 +28,7 @@ from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report
 from daemons.rpc import Call, Timer
 from daemons.service.bounded_log import BOUNDED
-from daemons.store.directory.names import NameTable
+from daemons.store.directory.names import NameTable, may_be_given
 from daemons.store.directory.object_rows import MAX_SCANNED, OBJECT_MODEL, find_orphans
 from daemons.store.directory.slot_table import Place
 from daemons.store.directory.tombstones import TTL_S
@@ -70,8 +71,7 @@ class NameKeeper:
         )
         self._deletes: list[_Delete] = []
         self._orphan_row = 0
-        self._announcing: set[NodeId] = set()
-        """Nodes whose announcement has begun and not ended."""
+        self.other_lives = OtherLives(self.names, state.incarnation)
 
     def reload(self) -> None:
         """The configuration has changed."""
@@ -81,25 +81,6 @@ class NameKeeper:
         return self.rebuilding.is_on(self._state.now_s() - self._state.started_s)
 
     # -- reports -------------------------------------------------------------------------------------------------
-
-    def lived(self, report: Report) -> Incarnation | None:
-        """Of a master that this one is not above, as what the node has of it shows: our state directory was lost.
-
-        For one of our own number an announcement shows it. What comes later with such a version was found late in a
-        lower tier, or is a client's invention, which must not end a master: we only go on above it.
-        """
-        node = report.node
-        if report.sequence <= 1:
-            self._announcing.add(node)
-        is_announced = node in self._announcing
-        if not report.is_announcing:
-            self._announcing.discard(node)
-        newest = max([report.sealed.newest_version(), *(dead.version for dead in report.dead)])
-        lived = self.names.lived_with(newest)
-        if lived == self._state.incarnation and not is_announced:
-            self.names.skip_to(newest)
-            return None
-        return lived
 
     def refused(self, report: Report) -> set[BlockHash]:
         """Those of a report that must not be recorded: dead, or older than what another node has."""
@@ -117,13 +98,35 @@ class NameKeeper:
                 if block.version <= dead:
                     refused.add(meta.hash)
                     orphans.append(meta.hash)
+            elif not may_be_given(block.version):
+                refused.add(meta.hash)
+                orphans.append(meta.hash)  # a dead version would shut out all that are given out
+            elif self._is_too_late(block):
+                refused.add(meta.hash)
+                self._bury(meta.hash, block.version)
             elif block.version <= dead or not self._wins((node, report.tier), block):
                 refused.add(meta.hash)
                 self._tell(node, [self._dead_name(meta.hash, max(dead, block.version))])
-            else:
-                self.names.release(meta.hash, block.version)
+            elif self.names.release(meta.hash, block.version):
+                self._bury(meta.hash, block.version - 1)
         self._free(node, orphans)
         return refused
+
+    def _is_too_late(self, block: SealedBlock) -> bool:
+        """Of a put that was told to have failed. One that took an older version's place stays: that one is gone."""
+        key = block.meta.hash
+        return (
+            self.names.is_given_up(key, block.version)
+            and self.names.dead.version_of(key) < block.version
+            and not self._state.directory.versions_of(key)
+            and key not in self._state.directory.away
+            and not self.is_rebuilding()
+        )
+
+    def _bury(self, key: BlockHash, version: int) -> None:
+        """All up to this one are dead, and all nodes hear of it that have not."""
+        if self.names.dead.add(key, version, self._state.now_s()):
+            self._broadcast([self._dead_name(key, version)])
 
     def on_recorded(self, sealed: SealedBlocks) -> None:
         """Chunks stay while their put goes on, or a large value would push out its own beginning."""
@@ -152,7 +155,8 @@ class NameKeeper:
         new: list[DeadName] = []
         for dead in report.dead:
             age_s = dead.age_ms / 1000
-            if 0 <= age_s <= TTL_S and self.names.dead.add(dead.key, dead.version, now_s - age_s):
+            is_good = 0 <= age_s <= TTL_S and may_be_given(dead.version)
+            if is_good and self.names.dead.add(dead.key, dead.version, now_s - age_s):
                 new.append(dead)
                 self._remove(dead.key, dead.version)
         if new:
@@ -180,7 +184,7 @@ class NameKeeper:
         )
 
     def on_gone(self, node: NodeId) -> None:
-        self._announcing.discard(node)
+        self.other_lives.on_gone(node)
         if self._state.membership.get(node) is None:
             self.rebuilding.left(node)
         else:

@@ -11,8 +11,6 @@ _MAX_DIGITS = 100
 """Far more than any has, and no more than a message shows."""
 _MAX_KEPT = (1 << 24) - 2
 """The next one must fit the versions of names, which have 24 bits for it."""
-MAX_INCARNATION = 1 << 23
-"""Said by a node. A master that met it steps down and comes back above it, with as many lives left."""
 
 
 def next_incarnation(directory: Path) -> Incarnation:

@@ -13,15 +13,26 @@ from daemons.core.ids import BlockHash, Incarnation
 from daemons.store.directory.tombstones import TTL_S
 
 COUNTER_BITS: Final = 40
+MAX_INCARNATION: Final = 1 << 23
+"""Said by a node. A master that met it steps down and comes back above it, with as many lives left."""
 _MAX_GIVEN: Final = 1 << (COUNTER_BITS - 1)
+"""No master gets to so many in its life."""
 MAX_DEAD: Final = 200_000
 """Some 200 bytes each. Beyond it the oldest is forgotten: a node that was away since may bring that one back."""
 MAX_RESERVED: Final = 100_000
+MAX_LATE: Final = 100_000
+"""Puts that ended without a seal. The oldest beyond it are forgotten: should one be sealed then, it counts as put."""
 
 
 def incarnation_of(version: int) -> Incarnation:
     """Of the master that gives this version out."""
     return Incarnation(version >> COUNTER_BITS)
+
+
+def may_be_given(version: int) -> bool:
+    """False for a number that no master ever gives out: somebody made it up."""
+    is_counted = version & ((1 << COUNTER_BITS) - 1) < _MAX_GIVEN
+    return is_counted and incarnation_of(version) <= MAX_INCARNATION
 
 
 class DeadNames:
@@ -54,6 +65,9 @@ class DeadNames:
         known = self._dead.get(key)
         return 0 if known is None else known[0]
 
+    def remove(self, key: BlockHash) -> None:
+        self._dead.pop(key, None)
+
     def expire(self, now_s: float) -> None:
         """Forget those of more than TTL_S ago, which are the first ones but for those learned late."""
         while self._dead:
@@ -70,10 +84,15 @@ class _Reservation:
 
 
 class NameTable:
-    """The master's: counts versions and holds reservations while their puts run."""
+    """The master's: counts versions, holds reservations while their puts run, and remembers those that ended unsealed:
+    what was sent to a node may arrive long after who sent it was told that it failed.
+    """
 
     def __init__(self, incarnation: Incarnation) -> None:
         self.dead = DeadNames()
+        self._late = DeadNames(MAX_LATE)
+        """Of each name the highest version that may still be sealed after its time, or though another is being put."""
+        self._given_up: dict[tuple[BlockHash, int], float] = {}
         self._incarnation = incarnation
         self._last = incarnation << COUNTER_BITS
         self._reserved: dict[BlockHash, _Reservation] = {}
@@ -82,11 +101,15 @@ class NameTable:
         """Of the master that gave this version out, where that was another one than this, and no earlier one."""
         return incarnation_of(version) if version > self._last else None
 
+    def was_given(self, version: int) -> bool:
+        """By this master, or an earlier one."""
+        return 0 < version <= self._last and may_be_given(version)
+
     def skip_to(self, version: int) -> None:
-        """What follows is above this one of this incarnation, which was not given out here. One that no master gets to
-        in its life, and so was made up, is passed over: it would leave no numbers.
+        """What follows is above this one of this incarnation, which was not given out here. One that was made up is
+        passed over: it would leave no numbers.
         """
-        if version - (self._incarnation << COUNTER_BITS) < _MAX_GIVEN:
+        if may_be_given(version) and incarnation_of(version) == self._incarnation:
             self._last = max(self._last, version)
 
     def next_version(self) -> int:
@@ -106,6 +129,7 @@ class NameTable:
             if len(self._reserved) >= MAX_RESERVED:
                 raise Exhausted(f"{MAX_RESERVED} names are being put", retry_after_ms=200)
         version = self.next_version()
+        self._make_way(key, now_s)
         self._reserved[key] = _Reservation(version, now_s + hold_s)
         return version
 
@@ -114,8 +138,10 @@ class NameTable:
         held = self._reserved.get(key)
         if held is not None and held.version > version:
             return False
-        if self.dead.version_of(key) >= version:
+        if self.dead.version_of(key) >= version or (key, version) in self._given_up:
             return False
+        if held is not None and held.version < version:
+            self._make_way(key, now_s)
         self._reserved[key] = _Reservation(version, now_s + hold_s)
         return True
 
@@ -128,12 +154,52 @@ class NameTable:
         held = self._reserved.get(key)
         return held is not None and held.version == version and held.until_s > now_s
 
-    def release(self, key: BlockHash, version: int) -> None:
-        """The put of this version has ended; one of a higher version goes on."""
+    def give_up(self, key: BlockHash, version: int, *, now_s: float) -> None:
+        """Who puts this version was told that it failed, or does not wait for it any more."""
+        held = self._reserved.get(key)
+        if held is not None and held.version == version:
+            self._make_way(key, now_s)
+        else:
+            self._late.add(key, version, now_s)
+        self._given_up[key, version] = now_s
+        if len(self._given_up) > MAX_LATE:
+            del self._given_up[next(iter(self._given_up))]
+
+    def is_given_up(self, key: BlockHash, version: int) -> bool:
+        return bool(self._given_up) and (key, version) in self._given_up
+
+    def may_be_sealed(self, key: BlockHash) -> bool:
+        """Whether a put of this name has begun and was neither sealed nor deleted as far as is known here."""
+        return key in self._reserved or self._late.version_of(key) > 0
+
+    def release(self, key: BlockHash, version: int) -> bool:
+        """This version is sealed, or all up to it are dead: a put of a higher one goes on, all others have ended.
+
+        True where lower ones may still be sealed somewhere, which are to be dead then.
+        """
         held = self._reserved.get(key)
         if held is not None and held.version <= version:
             del self._reserved[key]
+        is_behind = held is not None and held.version < version
+        late = self._late.version_of(key)
+        if 0 < late <= version:
+            self._late.remove(key)
+        return is_behind or late > 0
 
     def expire(self, now_s: float) -> None:
-        self._reserved = {k: held for k, held in self._reserved.items() if held.until_s > now_s}
+        over = [key for key, held in self._reserved.items() if held.until_s <= now_s]
+        for key in over:
+            self._make_way(key, now_s)
         self.dead.expire(now_s)
+        self._late.expire(now_s)
+        while self._given_up:
+            first = next(iter(self._given_up))
+            if now_s - self._given_up[first] <= TTL_S:
+                break
+            del self._given_up[first]
+
+    def _make_way(self, key: BlockHash, now_s: float) -> None:
+        """The reservation ends; its put may go on."""
+        held = self._reserved.pop(key, None)
+        if held is not None:
+            self._late.add(key, held.version, now_s)

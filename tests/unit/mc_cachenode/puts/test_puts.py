@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from daemons.client.objects.format import PIECE_BYTES, object_meta
-from daemons.core.errors import Unavailable
+from daemons.core.errors import ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, new_put_id
 from daemons.core.units import MIB
 from daemons.mc_cachenode.puts.pull import refusal
@@ -88,3 +88,9 @@ def test_versions_of_a_master_that_the_node_has_not_joined_are_told_to_come_agai
     with pytest.raises(Unavailable, match="incarnation 4") as refused:
         check_given_out(put_of(1, (4 << COUNTER_BITS) + 1), known)
     assert refused.value.retry_after_ms
+
+
+def test_a_version_that_no_master_gives_out_is_refused_for_good() -> None:
+    for made_up in ((1 << 64) - 1, (3 << COUNTER_BITS) + (1 << COUNTER_BITS - 1)):
+        with pytest.raises(ProtocolError, match=str(made_up)):
+            check_given_out(put_of(1, made_up), Incarnation(3))

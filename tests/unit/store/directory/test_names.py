@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, Incarnation
-from daemons.store.directory.names import COUNTER_BITS, DeadNames, NameTable
+from daemons.store.directory.names import (
+    COUNTER_BITS,
+    MAX_INCARNATION,
+    MAX_LATE,
+    DeadNames,
+    NameTable,
+    may_be_given,
+)
 from daemons.store.directory.tombstones import TTL_S
 
 KEY = BlockHash(bytes(16))
@@ -51,6 +58,58 @@ def test_a_reservation_ends_with_its_time_its_seal_or_a_higher_one() -> None:
     assert names.is_held(KEY, overtaking, now_s=13.0), "a lower version's end is not its end"
     names.release(KEY, overtaking)
     assert not names.is_reserved(KEY, now_s=13.0)
+
+
+def test_a_put_that_was_given_up_is_known_by_its_version_and_ends_no_other() -> None:
+    names = NameTable(Incarnation(1))
+    first = names.reserve(KEY, now_s=0.0, hold_s=10.0)
+    second = names.reserve(KEY, now_s=1.0, hold_s=10.0)
+    names.give_up(KEY, first, now_s=2.0)
+    assert names.is_given_up(KEY, first)
+    assert not names.is_given_up(KEY, second)
+    assert names.is_held(KEY, second, now_s=3.0)
+    names.give_up(KEY, second, now_s=4.0)
+    assert not names.is_reserved(KEY, now_s=4.0)
+    assert not names.renew(KEY, second, now_s=4.0, hold_s=10.0)
+    names.expire(TTL_S + 3.0)
+    assert [names.is_given_up(KEY, each) for each in (first, second)] == [False, True]
+
+
+def test_what_may_still_be_sealed_is_known_until_it_is_or_a_higher_version() -> None:
+    names = NameTable(Incarnation(1))
+    assert not names.may_be_sealed(KEY)
+    first = names.reserve(KEY, now_s=0.0, hold_s=10.0)
+    assert names.may_be_sealed(KEY)
+    names.expire(11.0)
+    assert names.may_be_sealed(KEY), "its time is over, and its put may go on"
+    assert not names.is_reserved(KEY, now_s=11.0)
+    second = names.reserve(KEY, now_s=12.0, hold_s=10.0)
+    assert names.release(KEY, second), "the first one may still come"
+    assert not names.may_be_sealed(KEY)
+    assert not names.release(KEY, second)
+    assert first < second
+
+
+def test_a_put_that_nothing_was_before_leaves_nothing_behind() -> None:
+    names = NameTable(Incarnation(1))
+    version = names.reserve(KEY, now_s=0.0, hold_s=10.0)
+    assert not names.release(KEY, version)
+    assert not names.may_be_sealed(KEY)
+
+
+def test_of_many_late_puts_the_oldest_are_forgotten() -> None:
+    names = NameTable(Incarnation(1))
+    for number in range(MAX_LATE + 2):
+        names.give_up(key(number), number + 1, now_s=0.0)
+    assert [names.is_given_up(key(n), n + 1) for n in (0, 1, 2)] == [False, False, True]
+    assert [names.may_be_sealed(key(n)) for n in (0, 1, 2)] == [False, False, True]
+
+
+def test_numbers_that_no_master_gives_out_are_known() -> None:
+    most = (MAX_INCARNATION << COUNTER_BITS) + 5
+    assert all(map(may_be_given, (1, (3 << COUNTER_BITS) + 9, most)))
+    assert not may_be_given(most + (1 << COUNTER_BITS))
+    assert not may_be_given((3 << COUNTER_BITS) + (1 << COUNTER_BITS - 1))
 
 
 def test_a_deleted_version_is_not_renewed() -> None:
