@@ -40,7 +40,7 @@ def begin(client: ClusterClient, plan: FlushPlan) -> FlushBlocksReply:
 def wait(
     client: ClusterClient, plan: FlushPlan, progress: Callable[[str], object]
 ) -> FlushBlocksReply:
-    """Until nothing is left that a node could write. Raises Unavailable when they stop getting on."""
+    """Until nothing is left that a node could write. Raises Unavailable when they stop getting on, or some are dead."""
     reply = begin(client, plan)
     best, moved_s = reply.num_left, time.monotonic()
     while reply.num_left > reply.num_without:
@@ -56,7 +56,28 @@ def wait(
                 f"what was flushed takes no more: raise {plan.to}.capacity, or flush fewer. Else see the nodes' logs, "
                 f"and their keys {plan.to}.flush and {plan.to}.flush_models"
             )
+    dead = dead_nodes(client, plan)
+    if dead:
+        raise Unavailable(f"{format_count(reply.num_done, 'block')} in the {plan.to} tier; {dead}")
     return reply
+
+
+def dead_nodes(client: ClusterClient, plan: FlushPlan) -> str:
+    """Which of those that are meant cannot be told now, and what to do; empty where there is none."""
+    dead = sorted(
+        each.node.node
+        for each in client.nodes().nodes
+        if each.node.segments
+        and each.state == "dead"
+        and plan.chosen.node in (None, each.node.node)
+    )
+    if not dead:
+        return ""
+    more = ", ..." if len(dead) > _MAX_NAMED else ""
+    return (
+        f"what dead nodes hold is not written: {', '.join(dead[:_MAX_NAMED])}{more}. Start them and flush again, or "
+        "forget those that are not to come back (mcctl node remove)"
+    )
 
 
 def _where_left(client: ClusterClient, plan: FlushPlan, reply: FlushBlocksReply) -> str:

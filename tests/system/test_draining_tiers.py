@@ -93,6 +93,14 @@ def test_a_drain_that_cannot_get_on_says_why(
     said = capsys.readouterr().err
     assert "4 blocks" in said
     assert "4 of them below its DRAM; no other node takes blocks" in said
+    for words in ((), ("--node", "n1")):
+        assert mcctl(pool, "cache", "flush", "--wait", *words) == 7
+        assert "what dead nodes hold is not written: n1. Start them" in capsys.readouterr().err
+    assert mcctl(pool, "cache", "flush", "--node", "n0", "--wait") == 0
+    for verb in (["flush"], ["flush", "--wait"], ["clear", "--yes"], ["move", "--to", "n0"]):
+        assert mcctl(pool, "cache", *verb, "--node", "n") == 3, verb
+        assert "no node n; those in the cluster: n0, n1" in capsys.readouterr().err
+    assert pool.client.blocks(BlockFilter()), "nothing was cleared"
 
 
 def test_what_a_full_node_cannot_take_stays_and_the_move_says_so(

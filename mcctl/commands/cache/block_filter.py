@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from daemons.client.cluster import ClusterClient
+from daemons.core.errors import NotFound
 from daemons.core.ids import NodeId
 from daemons.protocol.block import BlockFilter
 from mcctl.commands.cache.pins import hex_digits
@@ -34,3 +36,10 @@ def block_filter(
         hash_prefix=None if hash_prefix is None else hex_digits(hash_prefix),
         node=None if node is None else NodeId(node),
     )
+
+
+def check_node(client: ClusterClient, node: str | None) -> None:
+    """Nothing may be the answer, or the node one that nobody knows. Raises NotFound for that."""
+    names = [] if node is None else sorted(each.node.node for each in client.nodes().nodes)
+    if node is not None and node not in names:
+        raise NotFound(f"no node {node}; those in the cluster: {', '.join(names) or 'none'}")

@@ -12,7 +12,6 @@ from daemons.protocol.block import (
     BlockLocation,
     ListedBlock,
 )
-from daemons.protocol.node import ListNodesReply
 from mcctl import render
 from mcctl.cache.places import places_text
 from mcctl.commands.cache.block_filter import (
@@ -22,6 +21,7 @@ from mcctl.commands.cache.block_filter import (
     OlderThan,
     Tenant,
     block_filter,
+    check_node,
 )
 from mcctl.commands.cache.objects import ObjectResult, list_objects
 from mcctl.commands.cache.pins import hex_digits
@@ -63,7 +63,7 @@ def list_blocks(
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
         blocks = list(client.blocks(chosen, limit))
         if node is not None and not blocks:
-            check_node(node, client.nodes())
+            check_node(client, node)
     columns = [
         Column("hash", lambda b: b.meta.hash.hex()),
         Column("model", lambda b: b.meta.model, extra=6),
@@ -117,13 +117,6 @@ def show(
             )
         )
     render.emit_facts(settings.output, facts)
-
-
-def check_node(node: str, known: ListNodesReply) -> None:
-    """An empty list may be the answer, or a node that nobody knows. Raises NotFound for that."""
-    names = sorted(listed.node.node for listed in known.nodes)
-    if node not in names:
-        raise NotFound(f"no node {node}; those in the cluster: {', '.join(names) or 'none'}")
 
 
 def _block_facts(block: ListedBlock) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from mcctl.commands.cache.block_filter import (
     OlderThan,
     Tenant,
     block_filter,
+    check_node,
 )
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
@@ -43,6 +44,7 @@ def clear(
     settings = settings_of(context)
     chosen = block_filter(model, tenant, older_than, hash_prefix, node)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        check_node(client, node)
         if not yes:
             _confirm(client, chosen)
         reply = client.clear_blocks(chosen, max(settings.wait_s, 30.0))

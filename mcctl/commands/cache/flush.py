@@ -11,7 +11,7 @@ from daemons.protocol.block import (
     FlushBlocksReply,
 )
 from mcctl import render
-from mcctl.cache.flush import FlushPlan
+from mcctl.cache.flush import FlushPlan, dead_nodes
 from mcctl.cache.flush import begin as begin_flush
 from mcctl.cache.flush import wait as wait_for_flush
 from mcctl.commands.cache.block_filter import (
@@ -21,6 +21,7 @@ from mcctl.commands.cache.block_filter import (
     OlderThan,
     Tenant,
     block_filter,
+    check_node,
 )
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
@@ -56,15 +57,20 @@ def flush(
     chosen = block_filter(model, tenant, older_than, hash_prefix, node)
     plan = FlushPlan(chosen, to.value, evict)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        check_node(client, node)
         if wait:
+            dead = ""
             with render.progress("writing") as progress:
                 reply = wait_for_flush(client, plan, progress)
         else:
             reply = begin_flush(client, plan)
+            dead = dead_nodes(client, plan)
     if settings.output == "json":
         render.emit_json(reply)
         return
     left = f", {reply.num_left} left ({format_size(reply.left_bytes)})" if reply.num_left else ""
     render.emit_line(f"{format_count(reply.num_done, 'block')} in the {to.value} tier{left}")
+    if dead:
+        render.note(dead)
     if reply.num_without:
         render.note(f"{reply.num_without} of those left are on nodes without that tier, and stay")

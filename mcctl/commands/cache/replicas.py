@@ -1,7 +1,7 @@
 """mcctl cache replicate and move: how many replicas blocks have, and where."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -13,11 +13,20 @@ from daemons.core.units import format_count
 from daemons.protocol.block import BlockFilter
 from daemons.protocol.replication import ReplicateReply
 from mcctl import render
-from mcctl.commands.cache.block_filter import Model, Node, OlderThan, Tenant, block_filter
+from mcctl.commands.cache.block_filter import (
+    Model,
+    Node,
+    OlderThan,
+    Tenant,
+    block_filter,
+    check_node,
+)
 from mcctl.commands.cache.object_blocks import ObjectNamespace, blocks_of
 from mcctl.output_schema import prints
 from mcctl.settings import Settings, settings_of
 from mcctl.waiting import until_copied
+
+_NOTHING: Final = "no block matches; mcctl cache list, with the same flags, shows which do"
 
 
 @prints(ReplicateReply)
@@ -53,9 +62,10 @@ def replicate(
     chosen = _chosen(settings, namespace, block, (model, tenant, older_than, node))
     nodes = [NodeId(each) for each in prefer or []]
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        check_node(client, node)
         reply = _copied(lambda: client.replicate_blocks(chosen, count, nodes), wait)
     if not reply.num_blocks:
-        raise NotFound("no block matches; mcctl cache list, with the same flags, shows which do")
+        raise NotFound(_NOTHING)
     if settings.output == "json":
         render.emit_json(reply)
         return
@@ -98,7 +108,10 @@ def move(
     settings = settings_of(context)
     chosen = _chosen(settings, namespace, block, (model, tenant, older_than, node))
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        check_node(client, node)
         reply = _copied(lambda: client.move_blocks(chosen, NodeId(to)), wait)
+    if not reply.num_blocks:
+        raise NotFound(_NOTHING)
     if settings.output == "json":
         render.emit_json(reply)
         return

@@ -6,11 +6,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from daemons.config.tenants import ModelPrice, TenantFile
+from daemons.config.tenants import ModelPrice, TenantFile, read_tenants
 from daemons.core.errors import ConfigError
 from daemons.protocol.tenant import PoolUsage
 from mcctl import render
-from mcctl.commands.tenant.tenants_file import File, change_file, path_to_change, tenants_path
+from mcctl.commands.tenant.tenants_file import (
+    File,
+    change_file,
+    check_known,
+    path_to_change,
+    tenants_path,
+)
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
@@ -43,10 +49,13 @@ def usage(
     for directory in directories or ():
         if not directory.is_dir():
             raise ConfigError(f"--usage-dir {directory}: no such directory; see tenants.usage_dir")
-    found = used(directories or usage_directories(tenants_path(context, file)), days, name)
+    path = tenants_path(context, file)
+    found = used(directories or usage_directories(path), days, name)
     settings = settings_of(context)
     pool = tenant_pool.by_tenant(settings)
     held = [each for each in pool.values() if name in (None, each.tenant)]
+    if name is not None and not found and not held:
+        check_known(read_tenants(path) if path.exists() else TenantFile(), name)
     columns = [
         Column("tenant", lambda r: r.tenant),
         Column("model", lambda r: r.model, extra=1),

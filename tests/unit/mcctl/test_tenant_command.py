@@ -135,6 +135,8 @@ def test_usage_adds_up_over_gateways_and_passes_over_torn_lines(
     ]
     (row,) = run(capsys, file, "usage", *words)["usage"]
     assert (row["requests"], row["prompt_tokens"], row["cost"]) == (4, 40, 2.0)
+    run(capsys, file, "usage", "other", *words, code=3)
+    run(capsys, file, "add", "other")
     assert run(capsys, file, "usage", "other", *words)["usage"] == []
     run(capsys, file, "usage", "--usage-dir", str(tmp_path / "none"), code=78)
 
