@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 from systemd.able import why_not
 from systemd.booting import booted, engine_folder, give_up
-from systemd.machine import ENGINE, REMARKS, SCRIPTS, SOURCE, WHEELHOUSE, Machine
+from systemd.lent import lend
+from systemd.machine import (
+    ENGINE,
+    LENT_WHEELHOUSE,
+    REMARKS,
+    SCRIPTS,
+    SOURCE,
+    WHEELHOUSE,
+    Machine,
+)
 
 HERE = Path(__file__).parent
 TEST_S = 900
@@ -54,10 +63,21 @@ def wheelhouse(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="session")
+def lent_wheelhouse(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lent") / "wheels"
+    lend(folder, wheelhouse)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def machine(
-    checkout: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory
+    checkout: Path,
+    wheelhouse: Path,
+    lent_wheelhouse: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Machine]:
-    shares = [checkout, SOURCE, wheelhouse, WHEELHOUSE, HERE, SCRIPTS, engine_folder(), ENGINE]
+    shares = [checkout, SOURCE, wheelhouse, WHEELHOUSE, lent_wheelhouse, LENT_WHEELHOUSE]
+    shares += [HERE, SCRIPTS, engine_folder(), ENGINE]
     with booted(tmp_path_factory.mktemp("machine"), "single", shares) as made:
         yield made
 

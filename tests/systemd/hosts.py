@@ -2,11 +2,9 @@
 roots, and a folder with the wheelhouse that `make wheelhouse` would fill.
 """
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
-import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from systemd.machine import ENGINE, Machine
 
 ADDRESSES = ("10.0.0.1", "10.0.0.11", "10.0.0.12")
 _OPERATOR = "10.0.0.254"
-_LENT = ("torch", "safetensors", "gguf")
 _SSH = r"""#!/bin/bash
 # ssh [-n] root@ADDRESS COMMAND...: as root on that machine, by its shell
 [ "$1" != -n ] || { exec </dev/null; shift; }
@@ -65,6 +62,7 @@ class Hosts:
 
 @contextmanager
 def hosts_on_a_network(folder: Path, wheelhouse: Path, engine: Path) -> Iterator[Hosts]:
+    """`wheelhouse`: one as lent.py makes it, of which they get a copy."""
     namespace = f"mc-operator-{os.getpid()}"
     (folder / "bin").mkdir()
     ssh = folder / "bin" / "ssh"
@@ -75,7 +73,7 @@ def hosts_on_a_network(folder: Path, wheelhouse: Path, engine: Path) -> Iterator
     make = folder / "bin" / "make"
     make.write_text('#!/bin/sh\n[ "$*" = wheelhouse ] && [ -e dist/wheelhouse/systemd ]\n')
     make.chmod(0o755)
-    _fill(folder / "dist" / "wheelhouse", wheelhouse)
+    shutil.copytree(wheelhouse, folder / "dist" / "wheelhouse")
     with ExitStack() as stack:
         stack.callback(subprocess.run, ["ip", "netns", "del", namespace], check=False)
         _make_network(namespace)
@@ -111,23 +109,3 @@ def _plug_in(machine: Machine, namespace: str, address: str) -> None:
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-def _fill(target: Path, wheelhouse: Path) -> None:
-    """With wheels that lend this host's torch and the like: their own would be unpacked for half a minute."""
-    shutil.copytree(wheelhouse, target)
-    for name in _LENT:
-        version = importlib.metadata.version(name)
-        stem = f"{name}-{version}"
-        with zipfile.ZipFile(target / f"{stem}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"zz_{name}.pth", f"{ENGINE}\n")
-            about = f"{stem}.dist-info"
-            wheel.writestr(
-                f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-            )
-            wheel.writestr(
-                f"{about}/WHEEL",
-                "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-            )
-            files = [f"zz_{name}.pth", f"{about}/METADATA", f"{about}/WHEEL", f"{about}/RECORD"]
-            wheel.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in files))

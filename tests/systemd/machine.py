@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 SOURCE, WHEELHOUSE, SCRIPTS = "/mnt/source", "/mnt/wheelhouse", "/mnt/scripts"
+LENT_WHEELHOUSE = "/mnt/lent"
+"""See lent.py."""
 ENGINE = "/mnt/engine"
 """The packages of the Python that runs the tests: the machine takes torch from there, and nothing else."""
 REMARKS: list[str] = []
@@ -88,6 +90,6 @@ def install(machine: Machine, *words: str, fails: bool = False) -> subprocess.Co
     return machine.run(script, *words, fails=fails)
 
 
-def install_offline(machine: Machine, *words: str) -> str:
+def install_offline(machine: Machine, *words: str, wheelhouse: str = WHEELHOUSE) -> str:
     """From the folder that `make wheelhouse` filled, by the script that lies in it."""
-    return machine.run(f"{WHEELHOUSE}/systemd/install.sh", "--no-engine", *words).stderr
+    return machine.run(f"{wheelhouse}/systemd/install.sh", "--no-engine", *words).stderr

@@ -52,10 +52,10 @@ MAX_LINES = 10
 
 
 @pytest.fixture(scope="module")
-def hosts(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+def hosts(lent_wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("operator")
     write_model(folder / "tiny")
-    with hosts_on_a_network(folder, wheelhouse, engine_folder()) as made:
+    with hosts_on_a_network(folder, lent_wheelhouse, engine_folder()) as made:
         yield made
 
 

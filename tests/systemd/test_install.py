@@ -6,7 +6,7 @@ All files of this folder share one machine, and run in this order: each test goe
 import shutil
 
 from systemd.cluster import DECODE, GATEWAY, MASTER, NODE_A, PREFILL
-from systemd.machine import WHEELHOUSE, Machine, install, install_offline
+from systemd.machine import LENT_WHEELHOUSE, WHEELHOUSE, Machine, install, install_offline
 
 PAGE = "/man/man1/mcctl.1"
 """/usr/local/man is a link on some."""
@@ -45,7 +45,7 @@ def test_another_prefix_is_everywhere_and_purge_leaves_nothing(
     machine: Machine, before: set[str]
 ) -> None:
     prefix = "/srv/mooncake"
-    install_offline(machine, "--prefix", prefix)
+    install_offline(machine, "--prefix", prefix, wheelhouse=LENT_WHEELHOUSE)
     assert not (machine.root / "opt/mooncake").exists()
     machine.run("systemctl", "start", MASTER)
     started = machine.run("systemctl", "show", "--property", "ExecStart", MASTER).stdout
