@@ -29,7 +29,7 @@ from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, enco
 from daemons.protocol.node import Hello, HelloReply
 from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import Tokens
-from daemons.rpc import Call, Channel, Loop, Server, SyncClient
+from daemons.rpc import Call, Channel, Loop, Server, SyncClient, connection
 from daemons.rpc import client as client_module
 from daemons.rpc.framing import Header, Kind, unpack_header
 
@@ -249,12 +249,13 @@ def test_a_peer_that_does_not_read_fails_requests_after_they_were_made(
     def is_full(*_: object) -> None:
         raise zmq.Again
 
-    monkeypatch.setattr(zmq.Socket, "send_multipart", is_full)
+    monkeypatch.setattr(connection, "send_frames", is_full)
     got = bench.ask(CacheStat(), wait=False)
     assert not got.replies
     monkeypatch.undo()
     assert bench.loop.run_until(lambda: bool(got.replies), 20)
     assert isinstance(got.error, Unavailable)
+    assert "stopped reading" in str(got.error)
     bench.handle = lambda call: call.reply(Ok())
     assert bench.ask(CacheStat()).replies == [Ok()]
 
