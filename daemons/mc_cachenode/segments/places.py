@@ -38,8 +38,10 @@ class Place(Protocol):
     def create(self, size_bytes: int, progress: Progress, number: int = 0) -> Segment:
         """Empty, in place of what was left. Raises ConfigError, Exhausted."""
 
-    def read_index(self, max_bytes: int) -> bytes:
-        """Raises FileNotFoundError where there is none, OSError, WrongIndex."""
+    def read_index(self, max_bytes: int, nth: int = 0) -> bytes:
+        """The latest, or an earlier one where that is none. Raises FileNotFoundError where there are no more, OSError,
+        WrongIndex.
+        """
 
     def close(self, *, is_kept: bool) -> None:
         """Before the memory is closed: it and the index are to be found by the next process, or given up."""
@@ -74,7 +76,9 @@ class DirectoryPlace:
         self.index.remove()  # only now that the lock is ours
         return segment
 
-    def read_index(self, max_bytes: int) -> bytes:
+    def read_index(self, max_bytes: int, nth: int = 0) -> bytes:
+        if nth:
+            raise FileNotFoundError
         fd = os.open(self._index_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as file:
             _check_index(os.fstat(fd), max_bytes)
@@ -116,8 +120,8 @@ class FdStorePlace:
         self._fd_store.keep(self._name, segment.memory.fd)
         return segment
 
-    def read_index(self, max_bytes: int) -> bytes:
-        fd = self._index.take_latest()
+    def read_index(self, max_bytes: int, nth: int = 0) -> bytes:
+        fd = self._index.take(nth)
         with os.fdopen(fd, "rb") as file:
             _check_index(os.fstat(fd), max_bytes)
             file.seek(0)  # the offset is shared with who wrote it
@@ -133,7 +137,9 @@ class FdStorePlace:
 
 
 class _IndexInFdStore:
-    """Versions have numbers in their names: should two be there, the higher is the later one, and complete."""
+    """Versions have numbers in their names: should two be there, the higher is the later one, and complete. One that
+    is no index of ours, of whatever number, hides none that is.
+    """
 
     def __init__(self, fd_store: FdStore, prefix: str) -> None:
         self.name = f"fd store {prefix}*"
@@ -146,8 +152,10 @@ class _IndexInFdStore:
         )
         self._number = self._left[-1] if self._left else 0
 
-    def take_latest(self) -> int:
-        fd = self._fd_store.take(f"{self._prefix}{self._number}")
+    def take(self, nth: int) -> int:
+        """From the latest on. Raises FileNotFoundError."""
+        numbers = self._left[::-1]
+        fd = self._fd_store.take(f"{self._prefix}{numbers[nth]}") if nth < len(numbers) else None
         if fd is None:
             raise FileNotFoundError
         return fd

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -289,15 +290,23 @@ def _log_progress(done: int, total: int) -> None:
 def _read_index(place: Place, header: IndexHeader, on_lost: OnLost) -> IndexContents:
     """Whatever the file holds, only what verifies is returned; what does not is logged and counted."""
     path = place.index.name
-    try:
-        data = place.read_index(header.segment_bytes + _MAX_INDEX_BYTES)
-        reader = IndexReader(data, header)
-    except FileNotFoundError:
+    reader, why = None, None
+    for nth in count():
+        try:
+            data = place.read_index(header.segment_bytes + _MAX_INDEX_BYTES, nth)
+            reader = IndexReader(data, header)
+            break
+        except FileNotFoundError:
+            break
+        except (OSError, TransferError) as error:
+            on_lost("index", 1)
+            why = error
+    if reader is None:
+        if why is not None:
+            log.warning("segment starts empty path=%s why=%s", path, why)
         return IndexContents()
-    except (OSError, TransferError) as error:
-        on_lost("index", 1)
-        log.warning("segment starts empty path=%s why=%s", path, error)
-        return IndexContents()
+    if why is not None:
+        log.warning("an older index is used path=%s why=%s", path, why)
     contents = replay(reader)
     if reader.num_bad_records:
         on_lost("record", reader.num_bad_records)

@@ -2,17 +2,22 @@
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kit.index_records import HEADER
 
 from daemons.config.mc_cachenode import SegmentSection
 from daemons.core.errors import ConfigError
-from daemons.core.ids import NodeId
-from daemons.mc_cachenode.segments.storage import open_storage, segment_path
+from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_cachenode.replica import wall_ms
+from daemons.mc_cachenode.segments.storage import Storage, open_storage, segment_path
+from daemons.service import fd_store
 from daemons.service.fd_store import FdStore
+from daemons.store.index.format import encode_header
 
 NODE = NodeId("node-a")
 
@@ -117,3 +122,36 @@ def test_a_segment_of_huge_pages_is_taken_over_by_an_index_elsewhere(
         assert storage.is_index_written
         storage.close()
     assert [path.suffix for path in huge_pages.rglob("node-a.*")] == [".segment"]
+
+
+@pytest.mark.parametrize("foreign", [b"", b"no index", encode_header(HEADER)])
+def test_a_foreign_index_in_the_fd_store_hides_no_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bytes
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    kept: dict[str, int] = {}
+    lost: list[str] = []
+
+    def open_it() -> Storage:
+        monkeypatch.setattr(fd_store, "_inherited", lambda: dict(kept))
+        config = SegmentSection(size="4MiB", directory="")
+        return open_storage(config, NODE, lambda what, _: lost.append(what), FdStore())
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(20)
+        monkeypatch.setattr(FdStore, "wait_until_heard", lambda _: None)
+        storage = open_it()
+        storage.replicas.remembered.die(BlockHash(bytes(16)), 7, wall_ms())
+        storage.replicas.flush()
+        while len(kept) < 2:
+            data, fds, *_ = socket.recv_fds(systemd, 300, 2)
+            if fds:
+                kept[re.findall(rb"FDNAME=(.*)", data)[0].decode()] = fds[0]
+        storage.close()
+        kept["node-a-index-9"] = os.memfd_create("foreign")
+        os.write(kept["node-a-index-9"], foreign)
+        storage = open_it()
+        assert [dead.version for dead in storage.replicas.remembered.dead_names()] == [7]
+        assert lost == ["index"]
+        storage.close()
