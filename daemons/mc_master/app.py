@@ -92,6 +92,7 @@ class MasterApp:
             identity.allowed.on_revoked.append(self._put_out_revoked)
         self._server.on_drained = self._handlers.blocks.lookups.settle
         self._reported_lookups = (0, 0, 0)
+        self.loop.on_stall = self._handlers.on_stall
         self.loop.every(config.membership.beat_interval_s, self._tick)
         self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
         self.loop.every(ADOPT_INTERVAL_S, self._handlers.adopting.run_once)

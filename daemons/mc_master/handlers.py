@@ -159,6 +159,13 @@ class Handlers:
         self._awaiting.on_sealed(sealed)
         self.quotas.on_sealed(sealed)
 
+    def on_stall(self, stall_s: float) -> None:
+        """This process did not run so long: what readers and writers hold does not end for that."""
+        now_s, directory = self._state.now_s(), self._state.directory
+        directory.leases.extend(stall_s, now_s=now_s)
+        directory.pins.extend(stall_s, now_s=now_s)
+        self._keeper.names.extend(stall_s, now_s=now_s)
+
     def tick(self) -> None:
         """Once per beat interval."""
         self.membership.tick()

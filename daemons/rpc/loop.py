@@ -66,6 +66,8 @@ class Loop:
         self.context = zmq.Context()
         self.stall_s = 0.0
         """How long the loop did not run before this turn; 0 when it kept time."""
+        self.on_stall: Callable[[float], object] = lambda _stall_s: None
+        """Called with it in such a turn, before anything else runs."""
         self.turn = 0
         self.watcher: Watcher | None = None
         """Of a loop that another one turns."""
@@ -153,6 +155,8 @@ class Loop:
         now_s = self.clock()
         gap_s = now_s - self._last_turn_s
         self.stall_s = gap_s if gap_s > 4 * _MAX_WAIT_S else 0.0
+        if self.stall_s:
+            self.guard(lambda: self.on_stall(gap_s))
         self.turn += 1
         for socket, _ in ready:
             if socket == self._event_fd:

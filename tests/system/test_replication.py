@@ -198,10 +198,14 @@ def test_a_stopped_master_expires_nobody_and_loses_nothing(pool: ReplicatedPool)
     pool.wait_for_replicas(hashes, 2)
     before = pool.where(hashes)
     num_gone = sum("node gone" in line for line in pool.master.lines)
+    pinned_s = time.monotonic()
+    pool.client.pin_blocks(hashes[-1:], "hard", ttl_s=60)
     pool.master.send(signal.SIGSTOP)
     time.sleep(2.0)  # twenty beats
     pool.master.send(signal.SIGCONT)
     wait_for(lambda: pool.where(hashes) == before, 20, "the master answers as before")
+    [last] = pool.client.blocks(BlockFilter(hash_prefix=hashes[-1].hex()))
+    assert last.pin_left_s > 60 - (time.monotonic() - pinned_s) + 1.5, "its time stood still"
     time.sleep(1.0)
     assert sum("node gone" in line for line in pool.master.lines) == num_gone
     assert {pool.state(name) for name in pool.nodes} == {"alive"}

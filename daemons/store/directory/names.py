@@ -145,6 +145,12 @@ class NameTable:
         self._reserved[key] = _Reservation(version, now_s + hold_s)
         return True
 
+    def extend(self, by_s: float, *, now_s: float) -> None:
+        """Of reservations that were held `by_s` ago: nobody could renew them since."""
+        for held in self._reserved.values():
+            if held.until_s > now_s - by_s:
+                held.until_s += by_s
+
     def is_reserved(self, key: BlockHash, *, now_s: float) -> bool:
         held = self._reserved.get(key)
         return held is not None and held.until_s > now_s

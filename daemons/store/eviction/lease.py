@@ -38,5 +38,10 @@ class LeaseTable:
         """Whether it is at least as recent and as long leased as given."""
         return self.used_s.values.item(row) >= used_s and self.until_s.values.item(row) >= until_s
 
+    def extend(self, by_s: float, *, now_s: float) -> None:
+        """Of those that were held `by_s` ago: nobody could renew them since."""
+        until_s = self.until_s.values
+        until_s[until_s > now_s - by_s] += by_s
+
     def is_leased(self, row: int, *, now_s: float) -> bool:
         return self.until_s.values.item(row) > now_s

@@ -62,6 +62,18 @@ class PinTable:
         self._change()
         return ended
 
+    def extend(self, by_s: float, *, now_s: float) -> None:
+        """Of those that were held `by_s` ago: nobody could renew them since."""
+        if not self.pins:
+            return
+        self.pins = {
+            block_hash: HeldPin(pin.level, pin.until_s + by_s)
+            for block_hash, pin in self.pins.items()
+            if pin.until_s > now_s - by_s
+        }
+        self._next_end_s = min((pin.until_s for pin in self.pins.values()), default=inf)
+        self._change()
+
     def blocks_added(self, hashes: Sequence[BlockHash]) -> None:
         """The directory has blocks that it had not when `held` was found."""
         if not self.pins and not self._gaps:

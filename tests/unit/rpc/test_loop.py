@@ -50,6 +50,9 @@ def test_repeating_timer_fires_once_after_a_stall(loop: Loop, clock: ManualClock
 
 
 def test_stall_is_seen_in_the_turn_after_it_only(loop: Loop, clock: ManualClock) -> None:
+    ran: list[object] = []
+    loop.on_stall = ran.append
+    loop.call_later(0.6, ran.append, "timer")
     loop.run_once(0)
     clock.advance(0.5)
     loop.run_once(0)
@@ -57,6 +60,7 @@ def test_stall_is_seen_in_the_turn_after_it_only(loop: Loop, clock: ManualClock)
     clock.advance(3)
     loop.run_once(0)
     assert loop.stall_s == 3
+    assert ran == [3, "timer"], "whoever is told of it hears so first"
     loop.run_once(0)
     assert loop.stall_s == 0
 

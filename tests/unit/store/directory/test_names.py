@@ -90,6 +90,16 @@ def test_what_may_still_be_sealed_is_known_until_it_is_or_a_higher_version() -> 
     assert first < second
 
 
+def test_a_reservation_outlives_a_time_in_which_it_could_not_be_renewed() -> None:
+    names = NameTable(Incarnation(1))
+    version = names.reserve(KEY, now_s=0.0, hold_s=10.0)
+    over = names.reserve(key(2), now_s=0.0, hold_s=1.0)
+    names.extend(30.0, now_s=35.0)
+    assert names.is_held(KEY, version, now_s=39.0)
+    assert not names.is_held(KEY, version, now_s=40.0)
+    assert not names.is_held(key(2), over, now_s=35.0)
+
+
 def test_a_put_that_nothing_was_before_leaves_nothing_behind() -> None:
     names = NameTable(Incarnation(1))
     version = names.reserve(KEY, now_s=0.0, hold_s=10.0)

@@ -36,3 +36,13 @@ def test_rows_far_apart_can_be_added() -> None:
     table = LeaseTable()
     table.add_all(np.array([5000]), now_s=3)
     assert table.used_s.values[5000] == 3
+
+
+def test_time_in_which_nobody_could_renew_ends_no_lease_and_brings_none_back() -> None:
+    table = LeaseTable()
+    table.add_all(np.array([0, 1, 2]), now_s=1)
+    table.touch(np.array([0]), now_s=1, lease_s=10)
+    table.touch(np.array([1]), now_s=1, lease_s=2)
+    table.extend(30.0, now_s=35)
+    assert [table.is_leased(row, now_s=40.9) for row in range(3)] == [True, False, False]
+    assert not table.is_leased(0, now_s=41)

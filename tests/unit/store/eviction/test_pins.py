@@ -122,6 +122,17 @@ def test_changes_are_counted_for_those_who_are_told(made: Directory) -> None:
     assert made.pins.num_changes > before
 
 
+def test_time_in_which_nobody_could_renew_ends_no_pin_and_brings_none_back(
+    made: Directory,
+) -> None:
+    old, new = chain(1), chain(2)
+    made.pins.pin([old[3]], HeldPin(HARD, 10.0))
+    made.pins.pin([new[3]], HeldPin(HARD, 3.0))
+    made.pins.extend(30.0, now_s=35.0)
+    assert set(everything(made, 39.9)) == set(new)
+    assert set(old) <= set(everything(made, 41.2))
+
+
 def test_there_are_not_too_many(made: Directory) -> None:
     hashes = [BlockHash(number.to_bytes(16, "big")) for number in range(MAX_PINS)]
     made.pins.pin(hashes, HeldPin(SOFT, 100.0))
