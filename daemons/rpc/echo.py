@@ -1,8 +1,9 @@
-"""A bare ZeroMQ round trip, as the limit that benchmarks measure themselves against: `python -m daemons.rpc.echo DIR`.
+"""A bare ZeroMQ round trip, as the limit that benchmarks measure themselves against: `python -m daemons.rpc.echo`.
 
 A ROUTER in a process of its own gives every message back; no framing, no decoding, no loop of ours.
 """
 
+import select
 import subprocess
 import sys
 import tempfile
@@ -41,36 +42,39 @@ class RoundTrips:
 def bare_round_trips() -> Iterator[RoundTrips]:
     """Raises Unavailable."""
     with tempfile.TemporaryDirectory(prefix="mce-") as directory:
-        endpoint = f"tcp://127.0.0.1:{_free_port()}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "daemons.rpc.echo", endpoint], cwd=directory
+            [sys.executable, "-m", "daemons.rpc.echo"], cwd=directory, stdout=subprocess.PIPE
         )
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)
-        socket.connect(endpoint)
         round_trip = RoundTrips(process.pid, socket)
         try:
+            socket.connect(_told(process))
             round_trip()
             yield round_trip
         finally:
             context.destroy(linger=0)
             process.kill()
-            process.wait()
+            process.communicate()
 
 
-def _free_port() -> int:
-    context = zmq.Context()
-    with context.socket(zmq.ROUTER) as socket:
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-    context.term()
-    return int(port)
+def _told(process: "subprocess.Popen[bytes]") -> str:
+    """Where the process listens: its first line. Raises Unavailable."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], _TIMEOUT_MS / 1000)
+    line = process.stdout.readline() if ready else b""
+    if not line:
+        raise Unavailable("the echo process does not start")
+    return line.decode().strip()
 
 
 def main() -> None:
     socket = zmq.Context().socket(zmq.ROUTER)
-    socket.bind(sys.argv[1])
+    socket.bind("tcp://127.0.0.1:*")
+    sys.stdout.write(socket.getsockopt_string(zmq.LAST_ENDPOINT) + "\n")
+    sys.stdout.flush()
     while True:
         socket.send_multipart(socket.recv_multipart())
 

@@ -16,7 +16,7 @@ from daemons.core.units import GIB
 from mcctl import paths
 from mcctl.bench.patience import PATIENCE_S
 from mcctl.cluster.die_with_parent import tied_to_us
-from mcctl.cluster.plan import free_ports
+from mcctl.cluster.ports import ReservedPorts
 
 _SEGMENT_BYTES: Final = GIB
 _PEER: Final = Path(__file__).with_name("published_peer.py")
@@ -42,12 +42,15 @@ class PublishedStore:
     def __init__(self, python: Path) -> None:
         self._python = python
         self._master_binary = published_master(python)
-        ports = free_ports()
-        self._port, self._metrics_port = next(ports), next(ports)
+        self._ports = ReservedPorts()
+        self._port, self._metrics_port = self._ports.take(), self._ports.take()
         self._directory = Path(tempfile.mkdtemp(prefix="published-", dir=paths.runtime_dir()))
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
+        # Whether that program listens on a port that somebody keeps for it is its own affair.
+        for port in (self._port, self._metrics_port):
+            self._ports.free(port)
         try:
             self._start(
                 [

@@ -15,7 +15,7 @@ from daemons.core.errors import McError, Unavailable
 from mcctl import paths
 from mcctl.bench.patience import PATIENCE_S
 from mcctl.cluster.die_with_parent import tied_to_us
-from mcctl.cluster.plan import free_ports
+from mcctl.cluster.ports import ReservedPorts
 from mcctl.cluster.spawning import MASTER_ENVIRONMENT
 
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -25,8 +25,8 @@ class StorePool:
     """Listens and has joined when entered."""
 
     def __init__(self, num_nodes: int, segment: str) -> None:
-        ports = free_ports()
-        self.master = f"tcp://127.0.0.1:{next(ports)}"
+        self._ports = ReservedPorts()
+        self.master = f"tcp://127.0.0.1:{self._ports.take()}"
         self._num_nodes = num_nodes
         self._sockets = Path(tempfile.mkdtemp(prefix="store-", dir=paths.runtime_dir()))
         self._memory = Path(tempfile.mkdtemp(prefix="mooncake-store-", dir="/dev/shm"))
@@ -36,7 +36,7 @@ class StorePool:
                 "daemons.mc_master",
                 [
                     f"node.listen={self.master}",
-                    f"node.events=tcp://127.0.0.1:{next(ports)}",
+                    f"node.events=tcp://127.0.0.1:{self._ports.take()}",
                     "node.metrics=",
                     f"node.state_dir={self._sockets / 'state'}",
                 ],
@@ -45,8 +45,8 @@ class StorePool:
         for number in range(num_nodes):
             settings = [
                 f"node.id=cachenode-{number}",
-                f"node.listen=tcp://127.0.0.1:{next(ports)}",
-                f"node.metrics=127.0.0.1:{next(ports)}",
+                f"node.listen=tcp://127.0.0.1:{self._ports.take()}",
+                f"node.metrics=127.0.0.1:{self._ports.take()}",
                 f"master.endpoint={self.master}",
                 f"transfer.unix_dir={self._sockets}",
                 f"segment.directory={self._memory}",

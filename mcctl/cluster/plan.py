@@ -1,9 +1,7 @@
-"""What a local cluster consists of: which daemons, on which ports, with which TOML. Pure but for free ports."""
+"""What a local cluster consists of: which daemons, on which ports, with which TOML. Pure but for the ports."""
 
 import json
-import random
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,8 +14,9 @@ from daemons.config.mc_decode import DecodeConfig
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.config.mc_master import MasterConfig
 from daemons.config.mc_prefill import PrefillConfig
-from daemons.core.errors import ConfigError, Unavailable
+from daemons.core.errors import ConfigError
 from daemons.core.units import MIB, parse_size
+from mcctl.cluster.ports import ReservedPorts
 from mcctl.cluster.record import Role
 
 Value = str | int | float | bool | list[str]
@@ -30,8 +29,6 @@ CONFIG_TYPES: Final[dict[Role, type[Section]]] = {
     "decode": DecodeConfig,
     "gateway": GatewayConfig,
 }
-_PORTS: Final = range(20_000, 32_000)
-"""Below the range from which the kernel takes ports for outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +76,23 @@ class PlannedDaemon:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Daemons in start order, and where to reach them."""
+    """Daemons in start order, and where to reach them; their ports are theirs as long as the plan is there."""
 
     master: str
     events: str
     url: str
     daemons: tuple[PlannedDaemon, ...]
     scratch: tuple[Path, ...]
+    ports: ReservedPorts = field(compare=False, repr=False)
 
 
 def plan_cluster(
     options: ClusterOptions, directory: Path, scratch: tuple[Path, Path]
 ) -> ClusterPlan:
     """`scratch` is (a directory for sockets, one on a tmpfs for segments). Raises ConfigError for what cannot work."""
-    ports = free_ports()
-    master, events = (f"tcp://127.0.0.1:{next(ports)}" for _ in range(2))
-    http_port = options.http_port if options.http_port is not None else next(ports)
+    ports = ReservedPorts()
+    master, events = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
+    http_port = options.http_port if options.http_port is not None else ports.take()
     model_name = options.model.name
     daemons: list[PlannedDaemon] = []
 
@@ -103,7 +101,7 @@ def plan_cluster(
             node_id = role if number == 1 else f"{role}-{number}"
             tables: Tables = {"node": {"id": node_id}, "log": {"level": "info"}}
             if role != "gateway":
-                tables["node"] |= {"metrics": f"127.0.0.1:{next(ports)}"}
+                tables["node"] |= {"metrics": f"127.0.0.1:{ports.take()}"}
             if role == "master":
                 tables["node"] |= {"listen": master, "events": events}
                 tables["node"]["state_dir"] = str(directory / "state")
@@ -111,7 +109,7 @@ def plan_cluster(
             else:
                 tables["master"] = {"endpoint": master}
             if role in ("cachenode", "prefill", "decode"):
-                tables["node"]["listen"] = f"tcp://127.0.0.1:{next(ports)}"
+                tables["node"]["listen"] = f"tcp://127.0.0.1:{ports.take()}"
                 tables["node"]["state_dir"] = str(directory / "state" / node_id)
                 tables["transfer"] = {"unix_dir": str(scratch[0] / node_id)}
             if role == "cachenode":
@@ -133,7 +131,8 @@ def plan_cluster(
     add("prefill", options.num_prefill)
     add("decode", options.num_decode)
     add("gateway", 1)
-    return ClusterPlan(master, events, f"http://127.0.0.1:{http_port}", tuple(daemons), scratch)
+    url = f"http://127.0.0.1:{http_port}"
+    return ClusterPlan(master, events, url, tuple(daemons), scratch, ports)
 
 
 def _policy_tables(options: ClusterOptions) -> Tables:
@@ -190,18 +189,6 @@ def to_toml(tables: Tables) -> str:
         lines += [f"{_key(key)} = {json.dumps(value)}" for key, value in values.items()]
         lines.append("")
     return "\n".join(lines)
-
-
-def free_ports() -> Iterator[int]:
-    """Ports nobody listens on now, each once. Somebody may still be quicker: then the daemon says so and ends."""
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        yield port
-    raise Unavailable("no free port between 20000 and 32000 on 127.0.0.1")
 
 
 def _key(key: str) -> str:

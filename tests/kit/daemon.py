@@ -2,12 +2,20 @@
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Final
+
+from mcctl.cluster.ports import ReservedPorts
+
+MAX_PORTS: Final = 400
+"""An open file each; so many tests later nobody starts the daemon again."""
+_ports = ReservedPorts()
+_held: deque[int] = deque()
 
 
 def wait_for(is_true: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
@@ -19,10 +27,11 @@ def wait_for(is_true: Callable[[], object], timeout_s: float = 20.0, what: str =
 
 
 def free_port() -> int:
-    """Nobody listens on it now; somebody else may a moment later."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Nobody else gets it, and a daemon may listen on it again and again, until MAX_PORTS later ones were asked for."""
+    if len(_held) == MAX_PORTS:
+        _ports.free(_held.popleft())
+    _held.append(_ports.take())
+    return _held[-1]
 
 
 class Daemon:
