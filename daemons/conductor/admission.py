@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from daemons.conductor.columns import Floats, Rows
 from daemons.conductor.decode_placement import DecodeCandidates, decode_candidates, shortest_wait
 from daemons.conductor.early_rejection import Overload
-from daemons.conductor.instance_table import Floats, InstanceTable, Rows
+from daemons.conductor.instance_table import InstanceTable
 from daemons.conductor.view import PlacementRequest
 from daemons.conductor.workload import Workload
 from daemons.core.errors import Rejected

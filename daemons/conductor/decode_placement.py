@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daemons.conductor.instance_table import Floats, InstanceTable, Ints, Rows
+from daemons.conductor.columns import Floats, Ints, Rows
+from daemons.conductor.instance_table import InstanceTable
 from daemons.conductor.view import PlacementRequest
 from daemons.conductor.workload import Workload
 
@@ -61,7 +62,7 @@ def shortest_wait(
 
     None has it before its first request ends, so few need to be looked at closely.
     """
-    bounds = np.maximum(0.0, table.first_end_s[rows] - now_s)
+    bounds = np.maximum(0.0, table.decode_slots.first_end_s[rows] - now_s)
     best, best_s = 0, np.inf
     for position in np.argsort(bounds, kind="stable").tolist():
         if bounds[position] > best_s:
@@ -99,13 +100,13 @@ def predicted_step_s(
     table: InstanceTable, rows: Rows, request: PlacementRequest, *, at_s: float
 ) -> tuple[Floats, Ints]:
     """Of each, with this request beside those that are still there at that time; and how many those are."""
-    context = table.all_context_tokens[rows] + request.context_tokens
+    context = table.decode_slots.all_context_tokens[rows] + request.context_tokens
     num_others: Ints = np.maximum(table.num_promised[rows], table.num_reported[rows])
-    at = np.flatnonzero(table.first_end_s[rows] <= at_s)
+    at = np.flatnonzero(table.decode_slots.first_end_s[rows] <= at_s)
     if len(at):  # some of theirs will have ended; empty slots never do, and hold nothing
         looked_into = rows[at]
-        has_ended = table.ends_s.take(looked_into, axis=0) <= at_s
-        tokens = table.context_tokens.take(looked_into, axis=0)
+        has_ended = table.decode_slots.ends_s.take(looked_into, axis=0) <= at_s
+        tokens = table.decode_slots.context_tokens.take(looked_into, axis=0)
         context[at] -= np.einsum("ij,ij->i", tokens, has_ended)
         num_others[at] = np.maximum(0, num_others[at] - np.count_nonzero(has_ended, axis=1))
     return table.costs(rows).decode_step_s(num_others, context), num_others
@@ -118,10 +119,10 @@ def pool_load(
 
     Only those count whose prefill is over by then. `decode_s`: how long each is taken to decode; None: as predicted.
     """
-    begins_s = table.begins_s[rows]
-    ends_s = table.ends_s[rows] if decode_s is None else begins_s + decode_s
+    begins_s = table.decode_slots.begins_s[rows]
+    ends_s = table.decode_slots.ends_s[rows] if decode_s is None else begins_s + decode_s
     is_there = (begins_s <= at_s) & (at_s < ends_s)
     count = is_there.sum(axis=1)
-    context = np.where(is_there, table.context_tokens[rows], 0).sum(axis=1)
+    context = np.where(is_there, table.decode_slots.context_tokens[rows], 0).sum(axis=1)
     step_s = table.costs(rows).decode_step_s(np.maximum(0, count - 1), context)
     return float(np.where(count > 0, step_s, 0.0).mean() / tbt_slo_s)

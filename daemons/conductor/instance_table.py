@@ -7,21 +7,15 @@ rows come in the order of the nodes' names, so that the first of equals is the s
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from daemons.conductor.columns import CostColumns, Ints, Rows
+from daemons.conductor.decode_slots import DecodeSlots
 from daemons.conductor.latency import CostModel
 from daemons.conductor.view import InstanceRole, InstanceView
 from daemons.core.ids import HostId, NodeId
 from daemons.protocol.node import NodeState
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Rows = NDArray[np.intp]
-
 _FIRST_ROWS = 16
-_FIRST_SLOTS = 4
-MAX_SLOTS = 512
-"""What a decode instance has beyond counts as never ending."""
 _NO_ROWS: Rows = np.empty(0, np.intp)
 
 
@@ -40,46 +34,9 @@ class InstanceDescription:
     """Prefill instances of one name can share a prompt layer by layer; empty: alone only."""
 
 
-class CostColumns:
-    """CostModel by row; the same formulas in the same order, so that both give the same numbers to the last bit."""
-
-    def __init__(self, terms: Floats) -> None:
-        """`terms`: a row for each term of CostModel, in its order."""
-        self.terms = terms
-        (
-            self.fixed_s,
-            self.token_s,
-            self.token_context_s,
-            self.step_s,
-            self.load_token_s,
-            self.remote_load_factor,
-            self.sequence_s,
-            self.context_token_s,
-        ) = terms
-
-    def prefill_s(self, num_tokens: int, num_cached: Ints) -> Floats:
-        new = np.maximum(1, num_tokens - num_cached)
-        middle = np.maximum(0, num_tokens - new) + new / 2
-        prefill_s: Floats = self.fixed_s + self.token_s * new + self.token_context_s * new * middle
-        return prefill_s
-
-    def load_s(self, num_local: Ints, num_remote: Ints) -> Floats:
-        load_s: Floats = self.load_token_s * (num_local + self.remote_load_factor * num_remote)
-        return load_s
-
-    def decode_step_s(self, num_others: Ints, context_tokens: Ints) -> Floats:
-        step_s: Floats = (
-            self.step_s + self.sequence_s * num_others + self.context_token_s * context_tokens
-        )
-        return step_s
-
-
 class InstanceTable:
-    """At most as many rows as instances were ever there at once. Columns are public: Workload writes what it promised.
-
-    `begins_s`, `ends_s` and `context_tokens` have a slot for each request that a decode instance has, up to MAX_SLOTS;
-    an unused one never begins nor ends and holds nothing. `first_end_s` and `all_context_tokens` are their least and
-    their sum, so that most rows need not be looked into.
+    """At most as many rows as instances were ever there at once. Columns are public: Workload writes what it
+    promised.
     """
 
     def __init__(self) -> None:
@@ -93,11 +50,7 @@ class InstanceTable:
         self.reserved_tokens = np.zeros(_FIRST_ROWS, np.int64)
         self.last_chosen = np.zeros(_FIRST_ROWS, np.int64)
         self.is_reuse_safe = np.zeros(_FIRST_ROWS, np.bool_)
-        self.begins_s = np.full((_FIRST_ROWS, _FIRST_SLOTS), np.inf)
-        self.ends_s = np.full((_FIRST_ROWS, _FIRST_SLOTS), np.inf)
-        self.context_tokens = np.zeros((_FIRST_ROWS, _FIRST_SLOTS), np.int64)
-        self.first_end_s = np.full(_FIRST_ROWS, np.inf)
-        self.all_context_tokens = np.zeros(_FIRST_ROWS, np.int64)
+        self.decode_slots = DecodeSlots(_FIRST_ROWS)
         self._described: list[InstanceDescription | None] = [None] * _FIRST_ROWS
         self._states: list[NodeState] = ["alive"] * _FIRST_ROWS
         self._draining: set[int] = set()
@@ -143,13 +96,9 @@ class InstanceTable:
             self.num_reported,
             self.reserved_tokens,
             self.last_chosen,
-            self.all_context_tokens,
         ):
             counts[row] = 0
-        self.begins_s[row] = np.inf
-        self.ends_s[row] = np.inf
-        self.first_end_s[row] = np.inf
-        self.context_tokens[row] = 0
+        self.decode_slots.clear(row)
         self._free.append(row)
         self._groups = None
 
@@ -237,40 +186,6 @@ class InstanceTable:
             is_reuse_safe=described.is_reuse_safe,
         )
 
-    def need_slot(self, slot: int) -> bool:
-        """Room for a request with this number on one decode instance; False when there are too many."""
-        if slot >= MAX_SLOTS:
-            return False
-        missing = slot + 1 - self.ends_s.shape[1]
-        if missing > 0:
-            more = ((0, 0), (0, max(missing, self.ends_s.shape[1])))
-            self.begins_s = np.pad(self.begins_s, more, constant_values=np.inf)
-            self.ends_s = np.pad(self.ends_s, more, constant_values=np.inf)
-            self.context_tokens = np.pad(self.context_tokens, more)
-        return True
-
-    def take_slot(
-        self, row: int, slot: int, *, begin_s: float, end_s: float, num_tokens: int
-    ) -> None:
-        """A request is there from `begin_s` to `end_s`, as predicted. `slot` is free and was found with `need_slot`."""
-        self.begins_s[row, slot] = begin_s
-        self.ends_s[row, slot] = end_s
-        self.context_tokens[row, slot] = num_tokens
-        self.first_end_s[row] = min(self.first_end_s.item(row), end_s)
-        self.all_context_tokens[row] += num_tokens
-
-    def free_slot(self, row: int, slot: int) -> None:
-        self.all_context_tokens[row] -= self.context_tokens[row, slot]
-        self.begins_s[row, slot] = np.inf
-        self.ends_s[row, slot] = np.inf
-        self.context_tokens[row, slot] = 0
-        self.first_end_s[row] = self.ends_s[row].min()
-
-    def check_invariants(self) -> None:
-        """For tests."""
-        assert (self.first_end_s == self.ends_s.min(axis=1)).all()
-        assert (self.all_context_tokens == self.context_tokens.sum(axis=1)).all()
-
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _grouped(self) -> dict[tuple[str, bytes, InstanceRole, NodeState], Rows]:
@@ -319,15 +234,10 @@ class InstanceTable:
             "reserved_tokens",
             "last_chosen",
             "is_reuse_safe",
-            "all_context_tokens",
         ):
             setattr(self, name, np.pad(getattr(self, name), (0, old)))
         self.terms = np.pad(self.terms, ((0, 0), (0, old)))
-        self.first_end_s = np.pad(self.first_end_s, (0, old), constant_values=np.inf)
-        more = ((0, old), (0, 0))
-        self.begins_s = np.pad(self.begins_s, more, constant_values=np.inf)
-        self.ends_s = np.pad(self.ends_s, more, constant_values=np.inf)
-        self.context_tokens = np.pad(self.context_tokens, more)
+        self.decode_slots.add_rows(old)
         self._described += [None] * old
         self._states += ["alive"] * old
         self._costs += [CostModel()] * old

@@ -8,13 +8,15 @@ from typing import Final
 import numpy as np
 
 from daemons.conductor.admission import admit_decode, admit_prefill
+from daemons.conductor.columns import Floats, Rows
 from daemons.conductor.decode_placement import (
     DecodeChoice,
     choose_decode,
     pool_load,
 )
 from daemons.conductor.early_rejection import MODES, Overload, Prospect, Weighed
-from daemons.conductor.instance_table import Floats, InstanceTable, Rows
+from daemons.conductor.eligible import eligible_pairs, nobody_serves, unknown_model
+from daemons.conductor.instance_table import InstanceTable
 from daemons.conductor.pipeline import Prompt, choose_pipeline
 from daemons.conductor.prefill_placement import (
     POLICIES,
@@ -24,18 +26,13 @@ from daemons.conductor.prefill_placement import (
     candidates_of,
 )
 from daemons.conductor.tenant_share import TenantShares
-from daemons.conductor.view import InstanceRole, InstanceView, Option, PlacementRequest
+from daemons.conductor.view import InstanceView, Option, PlacementRequest
 from daemons.conductor.workload import Workload
-from daemons.core.errors import NotFound, Rejected, Unavailable
+from daemons.core.errors import Rejected
 from daemons.core.ids import NodeId
-from daemons.protocol.node import NodeState
 
-RETRY_AFTER_MS = 500
 MAX_OPTIONS: Final = 12
 """Of each role, the best of those that were weighed: what `mcctl request explain` shows."""
-
-_ROLES: Final[tuple[InstanceRole, ...]] = ("prefill", "decode")
-_STATES: Final[tuple[NodeState, ...]] = ("alive", "suspect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +77,10 @@ def place(
     """
     table = cluster.table
     if request.model not in table.models():
-        raise _unknown_model(table, request.model)
-    pairs = _pairs(table, request)
+        raise unknown_model(table, request.model)
+    pairs = eligible_pairs(table, request)
     if not pairs:
-        raise _nobody(table, request)
+        raise nobody_serves(table, request)
     placements, refusal = [], None
     for prefills, decodes in pairs:
         try:
@@ -249,82 +246,3 @@ def _best(value: Floats, chosen: int) -> Rows:
     else:
         least = np.arange(len(value))
     return least.take(value.take(least).argsort(kind="stable"))
-
-
-def _pairs(table: InstanceTable, request: PlacementRequest) -> list[tuple[Rows, Rows]]:
-    """(prefills, decodes) of each namespace; only pairs of healthy ones when there is any."""
-    for states in (_STATES[:1], _STATES):
-        pairs = []
-        for namespace in _asked_namespaces(table, request):
-            prefills = _best_state(table, request, namespace, "prefill", states)
-            decodes = _best_state(table, request, namespace, "decode", states)
-            if len(prefills) and len(decodes):
-                pairs.append((prefills, decodes))
-        if pairs:
-            return pairs
-    return []
-
-
-def _asked_namespaces(table: InstanceTable, request: PlacementRequest) -> list[bytes]:
-    serving = table.namespaces(request.model)
-    return [name for name in serving if request.namespace in (b"", name)]
-
-
-def _best_state(
-    table: InstanceTable,
-    request: PlacementRequest,
-    namespace: bytes,
-    role: InstanceRole,
-    states: tuple[NodeState, ...],
-) -> Rows:
-    """Of this role in the first of these states that anyone is in."""
-    for state in states:
-        rows = _usable(table, request, namespace, role, state)
-        if len(rows):
-            break
-    return rows
-
-
-def _usable(
-    table: InstanceTable,
-    request: PlacementRequest,
-    namespace: bytes,
-    role: InstanceRole,
-    state: NodeState,
-) -> Rows:
-    rows = table.rows(request.model, namespace, role, state)
-    excluded = [table.row_by_node[node] for node in request.exclude if node in table.row_by_node]
-    return rows[~np.isin(rows, excluded)] if excluded else rows
-
-
-def _unknown_model(table: InstanceTable, model: str) -> NotFound | Unavailable:
-    known = table.models()
-    if not known:
-        return Unavailable(
-            "no prefill or decode node has joined yet", retry_after_ms=RETRY_AFTER_MS
-        )
-    return NotFound(f"model {model!r} is not served here; known: {', '.join(known)}")
-
-
-def _nobody(table: InstanceTable, request: PlacementRequest) -> Unavailable:
-    model = request.model
-    roles = {
-        role
-        for namespace in _asked_namespaces(table, request)
-        for role in _ROLES
-        for state in _STATES
-        if len(_usable(table, request, namespace, role, state))
-    }
-    missing = " and no ".join(role for role in _ROLES if role not in roles)
-    why = (
-        f"no {missing} node is up for {model!r}"
-        if missing
-        else f"the prefill and decode nodes of {model!r} do not share a namespace (dtype, block, chunk, threads)"
-    )
-    others = set(table.namespaces(model)) - {request.namespace}
-    if request.namespace and others:
-        why += (
-            f" in namespace {request.namespace.hex()[:8]}, that of the request; instances of "
-            f"{len(others)} other(s) are up: ask again, gateways go where both roles are"
-        )
-    return Unavailable(why, retry_after_ms=RETRY_AFTER_MS)

@@ -247,9 +247,9 @@ class Workload:
         if row is None:
             return
         slot = decode.free_slots.pop() if decode.free_slots else len(decode.slots)
-        if self._table.need_slot(slot):
+        if self._table.decode_slots.has_room(slot):
             decode.slots[work.request_id] = slot
-            self._table.take_slot(
+            self._table.decode_slots.take(
                 row, slot, begin_s=begin_s, end_s=end_s, num_tokens=work.context_tokens
             )
 
@@ -258,7 +258,7 @@ class Workload:
         slot = decode.slots.pop(work.request_id, None)
         if slot is not None and row is not None:
             decode.free_slots.append(slot)
-            self._table.free_slot(row, slot)
+            self._table.decode_slots.free(row, slot)
 
     def _write(self, node: NodeId, load: _Load) -> None:
         row = self._table.row_by_node.get(node)

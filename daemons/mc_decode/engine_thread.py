@@ -11,8 +11,7 @@ from daemons.engine.base import Made
 from daemons.engine.decode.batch import DecodeBatch
 from daemons.engine.decode.sequence import Sequence
 from daemons.engine.instance import Instance
-from daemons.mc_decode.request import Request
-from daemons.mc_decode.requests import Stepped
+from daemons.mc_decode.request import Request, Stepped
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,16 @@ from daemons.protocol.block import PutBlock
 from daemons.protocol.prefix_hash import block_hashes, tenant_namespace
 
 
+def blocks_to_offer(instance: Instance, request: Request) -> list[PutBlock]:
+    """None where the plan names no cache node, or nothing of this request or instance is for others."""
+    model = instance.model
+    if request.message.plan.put_target is None or request.message.cache == "bypass":
+        return []
+    if not (model.is_reuse_safe and model.is_decode_canonical):
+        return []
+    return answer_blocks(instance, request)
+
+
 def answer_blocks(instance: Instance, request: Request) -> list[PutBlock]:
     """Full blocks that end in the answer. The last token has no KV: it was sampled, never fed."""
     message, slot = request.message, request.slot

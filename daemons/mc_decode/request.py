@@ -6,12 +6,13 @@ decoding  all KV is here; the engine thread makes tokens
 ended     answered; the slot goes once no copy, no step and no put works on it
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from daemons.client.prefix_load import PrefixLoad
 from daemons.engine.arena.slots import Slot
-from daemons.protocol.request import Generate, PrefillReply, Timing
+from daemons.protocol.request import FinishReason, Generate, PrefillReply, Timing
 from daemons.protocol.segment import Source
 from daemons.rpc import Call, Pending, Timer
 
@@ -96,3 +97,15 @@ class Request:
             pulled_bytes=self.pulled_bytes,
             loaded_bytes=theirs.loaded_bytes + (0 if self.load is None else self.load.loaded_bytes),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one step made of one request, from the engine thread."""
+
+    request: Request
+    tokens: Sequence[int]
+    finish: FinishReason | None
+    num_drafts: int = 0
+    num_right: int = 0
+    """Drafts that the model would have said too."""

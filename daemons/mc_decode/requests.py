@@ -12,12 +12,14 @@ from daemons.client.put_patience import PutPatience
 from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import NodeId, RequestId
-from daemons.engine.cost_fit import StepFit
 from daemons.engine.instance import Instance
+from daemons.mc_decode.admission import check_request
+from daemons.mc_decode.endings import answered, failed, too_late
 from daemons.mc_decode.filling import Events, Filling
 from daemons.mc_decode.metrics import DecodeMetrics
-from daemons.mc_decode.publishing import answer_blocks
-from daemons.mc_decode.request import Holder, Request, State
+from daemons.mc_decode.pace import Pace
+from daemons.mc_decode.publishing import blocks_to_offer
+from daemons.mc_decode.request import Holder, Request, State, Stepped
 from daemons.protocol.base import Message
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.node import InstanceLoad
@@ -25,15 +27,11 @@ from daemons.protocol.request import (
     Cancel,
     FinishReason,
     Generate,
-    GenerateReply,
-    RequestDone,
     Tokens,
 )
 from daemons.rpc import Call, Loop
 
 log = logging.getLogger(__name__)
-
-_STEP_DECAY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +43,6 @@ class Effects:
     leave: Callable[[Request], object]
     """Make no more; `left` comes back on the loop when no step works on the slot."""
     tell_master: Callable[[Message], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """What one step made of one request, from the engine thread."""
-
-    request: Request
-    tokens: Sequence[int]
-    finish: FinishReason | None
-    num_drafts: int = 0
-    num_right: int = 0
-    """Drafts that the model would have said too."""
 
 
 class Requests:
@@ -90,9 +76,7 @@ class Requests:
         self._waiting: deque[Request] = deque()
         self._is_starting = False
         self._patience = PutPatience[Request](loop, self._config.put_hold_s, self._start_waiting)
-        self._step_s = 0.0
-        self._tokens_a_step = 1.0
-        self._step_fit = StepFit()
+        self._pace = Pace()
 
     @property
     def num_live(self) -> int:
@@ -126,26 +110,15 @@ class Requests:
         """The engine made a token, or several, for each of these."""
         self.metrics.step.observe(elapsed_s)
         if steps:
-            self._learn_step(steps, elapsed_s)
+            self._pace.observe(steps, elapsed_s)
+            self.metrics.draft_tokens.labels("proposed").inc(sum(s.num_drafts for s in steps))
+            self.metrics.draft_tokens.labels("accepted").inc(sum(s.num_right for s in steps))
         for step in steps:
             if step.request.state == "decoding":
                 step.request.num_steps += 1
                 step.request.num_drafts += step.num_drafts
                 step.request.num_right += step.num_right
                 self._take_tokens(step.request, step.tokens, step.finish)
-
-    def _learn_step(self, steps: Sequence[Stepped], elapsed_s: float) -> None:
-        """What is told to the conductor is the time of one token: a step's, shared by those that drafts bring."""
-        tokens_a_step = sum(1 + step.num_right for step in steps) / len(steps)
-        self._tokens_a_step += (1 - _STEP_DECAY) * (tokens_a_step - self._tokens_a_step)
-        token_s = elapsed_s / self._tokens_a_step
-        self._step_s = (
-            _STEP_DECAY * self._step_s + (1 - _STEP_DECAY) * token_s if self._step_s else token_s
-        )
-        context = sum(s.request.num_prompt_tokens + len(s.request.tokens) for s in steps)
-        self._step_fit.observe(len(steps), context, token_s)
-        self.metrics.draft_tokens.labels("proposed").inc(sum(s.num_drafts for s in steps))
-        self.metrics.draft_tokens.labels("accepted").inc(sum(s.num_right for s in steps))
 
     def left(self, request: Request) -> None:
         """No step works on the slot any more."""
@@ -156,13 +129,13 @@ class Requests:
         self._fail(request, error)
 
     def load_view(self) -> InstanceLoad:
-        fixed_s, sequence_s, context_token_s = self._step_fit.coefficients()
+        fixed_s, sequence_s, context_token_s = self._pace.coefficients()
         return InstanceLoad(
             num_queued=len(self._waiting),
             num_running=len(self._requests) - len(self._waiting),
             queued_tokens=sum(request.num_prompt_tokens for request in self._waiting),
             free_tokens=self._instance.arena.free_tokens,
-            decode_step_s=self._step_s,
+            decode_step_s=self._pace.step_s,
             decode_fixed_s=fixed_s,
             decode_sequence_s=sequence_s,
             decode_context_token_s=context_token_s,
@@ -178,25 +151,11 @@ class Requests:
         self._filling.close()
 
     def _check(self, message: Generate) -> None:
-        model = self._instance.model
         if self.is_draining:
             raise Unavailable(f"decode node {self._node} is draining; use another one")
-        if message.namespace != model.namespace:
-            raise Unavailable(
-                f"decode node {self._node} serves {model.name} with other weights or numerics; plan again"
-            )
         if message.request_id in self._requests:
             raise Rejected(f"request {message.request_id} is already here")
-        total = len(message.tokens) + message.sampling.max_tokens
-        if not message.tokens or message.sampling.max_tokens < 1:
-            raise Rejected("a request needs at least one prompt token and max_tokens >= 1")
-        if total > model.max_context_tokens:
-            raise Rejected(
-                f"{len(message.tokens)} prompt tokens + max_tokens {message.sampling.max_tokens} exceed "
-                f"the {model.max_context_tokens} tokens this instance can hold; shorten one of them"
-            )
-        if not 0 <= min(message.tokens) <= max(message.tokens) < model.vocab_size:
-            raise Rejected(f"token ids must be in 0..{model.vocab_size - 1}")
+        check_request(message, self._instance.model, self._node)
         if len(self._waiting) >= self._config.max_queued:
             raise Exhausted(
                 f"{self._config.max_queued} requests are waiting on decode node {self._node}",
@@ -270,7 +229,6 @@ class Requests:
     def _finish(self, request: Request, finish: FinishReason) -> None:
         if request.state == "ended":
             return
-        assert request.reply is not None
         state = _end(request)
         if state == "decoding":
             self._effects.leave(request)
@@ -281,31 +239,10 @@ class Requests:
         else:
             self._filling.release_prefill(request)
         timing = request.timing(self._loop.clock())
-        request.call.reply(
-            GenerateReply(
-                finish_reason=finish,
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_reused_tokens=request.reply.num_reused_tokens,
-                num_generated_tokens=len(request.tokens),
-                num_published_blocks=request.reply.num_published_blocks + request.num_published,
-                timing=timing,
-                prefill_node=request.message.plan.prefill.node,
-                decode_node=self._node,
-            )
-        )
+        reply, done = answered(request, finish, timing, self._node)
+        request.call.reply(reply)
         self.metrics.requests.labels(finish).inc()
-        self._effects.tell_master(
-            RequestDone(
-                request_id=request.message.request_id,
-                node=self._node,
-                ok=True,
-                num_reused_tokens=request.reply.num_reused_tokens,
-                num_generated_tokens=len(request.tokens),
-                timing=timing,
-                is_cancelled=request.given_up is not None,
-                why=request.given_up or "",
-            )
-        )
+        self._effects.tell_master(done)
         self._release_if_idle(request)
 
     def _fail(self, request: Request, error: McError) -> None:
@@ -320,45 +257,19 @@ class Requests:
             self._waiting.remove(request)
         request.call.fail(error)
         self.metrics.requests.labels("cancelled" if request.given_up else "failed").inc()
-        self._effects.tell_master(
-            RequestDone(
-                request_id=request.message.request_id,
-                node=self._node,
-                ok=False,
-                is_cancelled=request.given_up is not None,
-                why=request.given_up or str(error),
-            )
-        )
+        self._effects.tell_master(failed(request, error, self._node))
         self._release_if_idle(request)
 
     def _expire(self, request: Request) -> None:
-        doing = {
-            "waiting": f"waited for KV room behind {self._num_before(request)} others",
-            "filling": "waited for its prefill",
-            "decoding": f"was at token {len(request.tokens)}",
-        }
-        if request.state in doing:
+        if request.state != "ended":
             took_s = self._loop.clock() - request.arrived_s
-            self._fail(
-                request,
-                Unavailable(
-                    f"the request's time ended after {took_s:.1f} s on decode node {self._node}, "
-                    f"where it {doing[request.state]}; ask for less, or allow more time"
-                ),
-            )
-
-    def _num_before(self, request: Request) -> int:
-        return self._waiting.index(request) if request in self._waiting else 0
+            num_before = self._waiting.index(request) if request in self._waiting else 0
+            self._fail(request, too_late(request, took_s, num_before, self._node))
 
     def _publish(self, request: Request) -> None:
+        blocks = blocks_to_offer(self._instance, request) if self._config.publish else []
         target = request.message.plan.put_target
-        model = self._instance.model
-        if target is None or not self._config.publish or request.message.cache == "bypass":
-            return
-        if not (model.is_reuse_safe and model.is_decode_canonical):
-            return
-        blocks = answer_blocks(self._instance, request)
-        if not blocks:
+        if not blocks or target is None:
             return
         request.num_published = len(blocks)
         request.holders.add("put")

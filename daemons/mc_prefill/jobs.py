@@ -13,26 +13,21 @@ from daemons.client.spares import behind
 from daemons.config.mc_prefill import PrefillSection
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import RequestId, short
-from daemons.engine.cost_fit import CostFit
 from daemons.engine.instance import Instance
+from daemons.mc_prefill.admission import check_prompt
 from daemons.mc_prefill.device_tier import DeviceTier
 from daemons.mc_prefill.job import Computed, Holder, Job
 from daemons.mc_prefill.metrics import PrefillMetrics
 from daemons.mc_prefill.offering import Offering
+from daemons.mc_prefill.pace import Pace
 from daemons.mc_prefill.reuse import target_behind
 from daemons.mc_prefill.siblings import Match, Siblings
 from daemons.protocol.block import BlockLocation
 from daemons.protocol.node import InstanceLoad
-from daemons.protocol.prefix_hash import name_prompt, tenant_namespace
 from daemons.protocol.request import LayersReady, Prefill, PrefillReply, PrefillStarted
 from daemons.rpc import Call, Loop
 
 log = logging.getLogger(__name__)
-
-_MIN_SAMPLE_TOKENS = 512
-"""Shorter loads measure the round trips, not the bytes."""
-_LOAD_SAMPLES = 8
-"""The fastest of so many: a first load also maps the peer's memory, and a rate that looks bad is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +88,7 @@ class Jobs:
         )
         self._running: dict[RequestId, Job] = {}
         """With a slot, until computed."""
-        self._cost = CostFit()
-        self._load_rates: deque[float] = deque(maxlen=_LOAD_SAMPLES)
-        """Seconds a token of the latest loads."""
+        self._pace = Pace()
 
     @property
     def num_live(self) -> int:
@@ -125,7 +118,7 @@ class Jobs:
             self._let_go(job, "decode")
 
     def load_view(self) -> InstanceLoad:
-        fixed_s, token_s, token_context_s = self._cost.coefficients()
+        fixed_s, token_s, token_context_s = self._pace.coefficients()
         return InstanceLoad(
             num_queued=len(self._waiting),
             num_running=len(self._running),
@@ -136,7 +129,7 @@ class Jobs:
             prefill_fixed_s=fixed_s,
             prefill_token_s=token_s,
             prefill_token_context_s=token_context_s,
-            load_token_s=min(self._load_rates, default=0.0),
+            load_token_s=self._pace.load_token_s,
             is_draining=self.is_draining,
         )
 
@@ -167,9 +160,7 @@ class Jobs:
             self.metrics.bad_blocks.inc()
             self._effects.report_bad(location, why)
         self.metrics.loaded_bytes.inc(load.loaded_bytes)
-        tokens = load.num_blocks * load.block_tokens
-        if tokens >= _MIN_SAMPLE_TOKENS:
-            self._load_rates.append(load.elapsed_s / tokens)
+        self._pace.loaded(load)
         self._let_go(job, "load")
 
     def refresh_metrics(self) -> None:
@@ -181,37 +172,16 @@ class Jobs:
         self.metrics.device_blocks.set(kept.num_blocks)
 
     def _check(self, request: Prefill) -> None:
-        model = self._instance.model
         if self.is_draining:
             raise Unavailable("this prefill node is draining; use another one")
-        if request.namespace != model.namespace:
-            raise Unavailable(
-                f"this prefill node serves {model.name} with other weights or numerics; plan again"
-            )
         if request.request_id in self._jobs:
             raise Rejected(f"request {request.request_id} is already here")
-        if not 0 < len(request.tokens) <= model.max_context_tokens:
-            raise Rejected(
-                f"{len(request.tokens)} prompt tokens; this instance takes 1..{model.max_context_tokens}"
-            )
-        if not 0 <= min(request.tokens) <= max(request.tokens) < model.vocab_size:
-            raise Rejected(f"token ids must be in 0..{model.vocab_size - 1}")
-        self._check_names(request)
+        check_prompt(request, self._instance.model)
         if len(self._waiting) >= self._config.max_queued:
             raise Exhausted(
                 f"{self._config.max_queued} prompts are waiting on this prefill node",
                 retry_after_ms=1000,
             )
-
-    def _check_names(self, request: Prefill) -> None:
-        """Whatever went wrong before, KV is neither loaded nor published under the name of another prompt."""
-        namespace = tenant_namespace(request.namespace, request.tenant)
-        block_tokens = self._instance.model.block_tokens
-        if not name_prompt(request.hashes, request.tokens, namespace, block_tokens):
-            raise Rejected("the block hashes are not those of the prompt")
-        matched = request.matched.hashes()
-        if matched != request.hashes[: len(matched)]:
-            raise Rejected("the matched blocks are not those of the prompt")
 
     def _start_waiting(self) -> None:
         """First come, first served: a long prompt that does not fit yet is not overtaken."""
@@ -292,7 +262,7 @@ class Jobs:
             )
         )
         num_computed = job.num_tokens - job.num_reused_tokens
-        self._cost.observe(num_computed, job.num_reused_tokens, timing.compute_s)
+        self._pace.computed(num_computed, job.num_reused_tokens, timing.compute_s)
         self.metrics.requests.labels("ok").inc()
         self.metrics.tokens.labels("computed").inc(num_computed)
         self.metrics.tokens.labels("reused").inc(job.num_reused_tokens)

@@ -19,8 +19,8 @@ from daemons.core.ids import HostId, Incarnation, NodeId, RequestId
 from daemons.engine.arena.kv_arena import KvArena, KvSlot
 from daemons.engine.geometry import KvGeometry
 from daemons.engine.instance import Instance
-from daemons.mc_decode.request import Request
-from daemons.mc_decode.requests import Effects, Requests, Stepped
+from daemons.mc_decode.request import Request, Stepped
+from daemons.mc_decode.requests import Effects, Requests
 from daemons.protocol.base import Message, Ok
 from daemons.protocol.block import BlockLocation, Put, PutReply
 from daemons.protocol.messages import Part, Reply

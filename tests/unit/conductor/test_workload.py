@@ -202,8 +202,8 @@ def test_reservations_always_equal_the_work_that_is_left(
             num_left = sum(w.decode == node for w in left.values())
             row = load._table.row_by_node[node]
             assert reserved(load, node) == 10 * num_left
-            assert np.isfinite(load._table.ends_s[row]).sum() == num_left
-            assert load._table.context_tokens[row].sum() == 7 * num_left
+            assert np.isfinite(load._table.decode_slots.ends_s[row]).sum() == num_left
+            assert load._table.decode_slots.context_tokens[row].sum() == 7 * num_left
         for node in (P, NodeId("p2")):
             promised = sum(w.prefill == node for w in left.values())
             assert 0 <= queue_s(load, now_s, node) <= promised + 1e-6

@@ -7,7 +7,7 @@ import pytest
 from kit.decode_bench import EOS, Answer, Bench
 
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
-from daemons.mc_decode.requests import Stepped
+from daemons.mc_decode.request import Stepped
 from daemons.protocol.request import Cancel, SamplingParams
 
 pytestmark = pytest.mark.timeout(60)
@@ -292,38 +292,6 @@ def test_bypassing_answer_is_not_published(bench: Bench, changes: dict[str, obje
     bench.let_go()
     assert answer.reply.num_published_blocks == 0
     assert is_free(bench)
-
-
-# -- admission ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tokens": []},
-        {"tokens": [100]},
-        {"tokens": [-1]},
-        {"sampling": SamplingParams(max_tokens=0)},
-        {"sampling": SamplingParams(max_tokens=413)},
-    ],
-)
-def test_impossible_request_is_refused_for_good(bench: Bench, changes: dict[str, object]) -> None:
-    answer = bench.ask(**changes)
-    bench.until(lambda: answer.end)
-    assert isinstance(answer.error, Rejected)
-    assert is_free(bench)
-
-
-def test_request_for_other_weights_or_a_draining_node_goes_elsewhere(bench: Bench) -> None:
-    other = bench.ask(namespace=b"o" * 16)
-    bench.until(lambda: other.end)
-    bench.requests.is_draining = True
-    late = bench.ask()
-    bench.until(lambda: late.end)
-    assert "plan again" in other.error.message
-    assert "draining" in late.error.message
-    assert isinstance(other.error, Unavailable)
-    assert isinstance(late.error, Unavailable)
 
 
 def test_same_request_twice_is_refused_once(bench: Bench) -> None:

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import pytest
 from kit.prefill_jobs import Bench
 
-from daemons.core.errors import Exhausted, Rejected, Unavailable
+from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import RequestId
-from daemons.protocol.packed import LOCATION_BYTES, BlockLocations
-from daemons.protocol.prefix_hash import block_hashes
 from daemons.protocol.request import PrefillReply, PrefillStarted
 
 
@@ -161,18 +159,7 @@ def test_those_that_wait_for_a_peer_that_is_gone_all_end(bench: Bench) -> None:
     assert all(call.is_done for call in calls)
 
 
-def test_what_cannot_be_served_is_refused(bench: Bench) -> None:
-    for more in (
-        {"tokens": []},
-        {"tokens": [100] * 500},
-        {"tokens": [2] * 500},
-        {"hashes": block_hashes(b"other", [1] * 500, 64)},
-        {"matched": BlockLocations(rows=bytes(LOCATION_BYTES))},
-    ):
-        with pytest.raises(Rejected):
-            bench.admit(**more)
-    with pytest.raises(Unavailable, match="plan again"):
-        bench.admit(namespace=b"other")
+def test_a_full_queue_and_a_draining_node_refuse(bench: Bench) -> None:
     for _ in range(601):
         bench.admit()
     with pytest.raises(Exhausted):
