@@ -542,7 +542,9 @@ def test_pins_hold_blocks_through_evictions_and_a_new_master(
     masters = [Daemon("daemons.mc_master", *settings)]
 
     def cache(*arguments: str) -> tuple[int, str]:
-        status = main(["--endpoint", endpoint, "--output", "json", "cache", *arguments])
+        status = main(
+            ["--endpoint", endpoint, "--timeout", "20", "--output", "json", "cache", *arguments]
+        )
         shown = capsys.readouterr()
         return status, shown.out or shown.err
 
