@@ -183,7 +183,7 @@ def _result(source: str, plan: LoadPlan, sent: Sequence[_Sent], makespan_s: floa
         num_failed=states.count("failed"),
         num_not_sent=states.count("not sent"),
         why_failed=next((each.why for each in sent if each.state == "failed"), None),
-        offered_per_s=len(sent) / span_s if (span_s := plan.requests[-1].arrival_s) else 0.0,
+        offered_per_s=(len(sent) - 1) / span_s if (span_s := plan.requests[-1].arrival_s) else 0.0,
         answered_per_s=len(answers) / makespan_s,
         output_tokens_per_s=sum(answer.completion_tokens for answer in answers) / makespan_s,
         ttft_slo_s=slo.ttft_s,
@@ -201,26 +201,6 @@ def _result(source: str, plan: LoadPlan, sent: Sequence[_Sent], makespan_s: floa
         ttft_percentiles_s=_percentiles(ttfts),
         tbt_percentiles_s=_percentiles(tbts),
     )
-
-
-def with_overload(calm: LoadResult, high: LoadResult, factor: float) -> LoadResult:
-    """The first of two loads, and what became of its goodput in the other, `factor` times as dense."""
-    kept = high.good_per_s / calm.good_per_s if calm.good_per_s else 0.0
-    overload = Overload(
-        factor=factor,
-        num_requests=high.num_requests,
-        num_answered=high.num_answered,
-        num_rejected=high.num_rejected,
-        num_failed=high.num_failed,
-        num_not_sent=high.num_not_sent,
-        good_per_s=high.good_per_s,
-        goodput_kept=kept,
-        ttft_s=high.ttft_s,
-        tbt_s=high.tbt_s,
-        ttft_p90_of_slo=high.ttft_s.p90 / high.ttft_slo_s,
-        tbt_p90_of_slo=high.tbt_s.p90 / high.tbt_slo_s,
-    )
-    return msgspec.structs.replace(calm, overload=overload)
 
 
 def prediction_errors(answers: Sequence[Answer]) -> list[float]:

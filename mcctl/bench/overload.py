@@ -7,7 +7,7 @@ from daemons.simulation.outcome import Spread
 
 
 class Overload(msgspec.Struct, frozen=True, kw_only=True):
-    """The same traffic `factor` times as dense for as long, right after the first; times are of answered requests."""
+    """The same traffic `factor` times as dense as where goodput peaks, for as long; times are of answered requests."""
 
     factor: float
     num_requests: int
@@ -17,24 +17,43 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
     num_not_sent: int
     good_per_s: float
     goodput_kept: float
-    """As a multiple of the first load's `good_per_s`; 0 where that had none."""
+    """As a multiple of `peak_good_per_s`; 0 where that is 0."""
     ttft_s: Spread
     tbt_s: Spread
     ttft_p90_of_slo: float
     tbt_p90_of_slo: float
+    offered_per_s: float = 0.0
+    """0 where all are due at once."""
+    peak_offered_per_s: float = 0.0
+    """Of the load with the most goodput of those before: the first, and a quarter more as long as that is worth it."""
+    peak_good_per_s: float = 0.0
+    peak_goodput: float = 0.0
+    """Share of its requests that met both objectives."""
+    is_peak: bool = True
+    """False: goodput still grew with the load when the steps were over. Without steps the first load is taken as it."""
+    of_peak_load: float = 0.0
+    """`offered_per_s` as a multiple of `peak_offered_per_s`; 0 where all are due at once."""
 
 
 def overload_rows(found: Overload) -> list[tuple[str, str]]:
     """For people."""
-    times = f"at {found.factor:g} times the load"
     left_out = found.num_failed + found.num_not_sent
+    peak = (
+        f"{found.peak_good_per_s:.2f}/s, where {found.peak_offered_per_s:.2f}/s are offered and "
+        f"{found.peak_goodput:.0%} of them in time"
+    )
+    if not found.is_peak:
+        peak += "; it still grew: begin with a higher --rate, or take more --peak-steps"
+    times = f"at {found.factor:g} times that load"
+    offered = f"{found.offered_per_s:.2f}/s offered, " if found.offered_per_s else ""
     return [
+        ("goodput peaks at", peak),
         (
             times,
-            f"{found.num_requests} requests, {found.num_answered} answered, {found.num_rejected} rejected, "
+            f"{offered}{found.num_requests} requests, {found.num_answered} answered, {found.num_rejected} rejected, "
             f"{left_out} failed or not sent",
         ),
-        ("goodput then", f"{found.good_per_s:.2f}/s, {found.goodput_kept:.0%} of that before"),
+        ("goodput then", f"{found.good_per_s:.2f}/s, {found.goodput_kept:.0%} of the peak"),
         (
             "TTFT, TBT p90 then",
             f"{format_duration(found.ttft_s.p90)}, {format_duration(found.tbt_s.p90)}: "

@@ -114,9 +114,12 @@ def test_made_up_traffic_the_same_for_twice_the_load_and_a_source_that_is_none(
     bench: Bench,
 ) -> None:
     words = ("chats", "--rate", "20", "--limit", "6", "--length-scale", "0.02")
-    made = bench.load(*words, "--overload", "2", "--ttft-slo", "60", "--tbt-slo", "60")
+    easy = ("--ttft-slo", "60", "--tbt-slo", "60", "--peak-steps", "0")
+    made = bench.load(*words, "--overload", "2", *easy)
     assert made["num_answered"] == 6
     high = made["overload"]
+    assert high["peak_offered_per_s"] == made["offered_per_s"]
+    assert high["of_peak_load"] == high["offered_per_s"] / made["offered_per_s"]
     assert high["num_requests"] == high["num_answered"] == 12
     assert high["goodput_kept"] == pytest.approx(high["good_per_s"] / made["good_per_s"])
     assert 0 < high["ttft_p90_of_slo"] == pytest.approx(high["ttft_s"]["p90"] / 60)

@@ -1,5 +1,6 @@
 """mcctl bench load: a trace or made-up traffic, sent when it is due."""
 
+import itertools
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,8 @@ from mcctl.bench.load import (
     LoadResult,
     charts,
     load_rows,
-    with_overload,
 )
+from mcctl.bench.peak import find_peak, with_overload
 from mcctl.bench.served_model import (
     described_model,
     served_model,
@@ -71,10 +72,16 @@ def load(
         typer.Option(
             min=0,
             max=100,
-            help="Then as long again at so many times the rate; 0: not.",
+            help="Then as long again at so many times the load of most goodput; 0: not.",
             metavar="FACTOR",
         ),
     ] = 0.0,
+    peak_steps: Annotated[
+        int,
+        typer.Option(
+            min=0, max=20, help="Before it, raise the load while goodput grows; 0: --rate is it."
+        ),
+    ] = 6,
     plot: Annotated[Path | None, typer.Option(help="Draw the distributions: .svg or .png.")] = None,
     endpoint_http: Annotated[
         str | None, typer.Option(help="Gateway of a running cluster.", metavar="URL")
@@ -124,14 +131,20 @@ def load(
         )
         result = LoadBench(client, plan, progress).run(Path(source).name)
         if overload:
-            # Of other tokens, so that nothing of the first is in the pool.
-            count = max(1, round(len(requests) * overload))
-            more = _requests(source, rate * overload, count, ~seed)
-            if len(more) < count:
-                render.note(_too_short(source, len(more), count))
-            plan = replace(plan, requests=more, seed=~seed)
-            high = LoadBench(client, plan, progress).run(Path(source).name)
-            result = with_overload(result, high, overload)
+            number = itertools.count(1)
+
+            def measure(factor: float) -> LoadResult:
+                # Each of other tokens, so that nothing of those before is in the pool.
+                count, other = max(1, round(len(requests) * factor)), ~(seed + next(number))
+                more = _requests(source, rate * factor, count, other)
+                if len(more) < count:
+                    render.note(_too_short(source, len(more), count))
+                denser = replace(plan, requests=more, seed=other)
+                return LoadBench(client, denser, progress).run(Path(source).name)
+
+            peak = find_peak(result, measure, peak_steps)
+            high = measure(peak.factor * overload)
+            result = with_overload(result, peak, high, overload)
     if plot is not None:
         write_plot(plot, charts(result))
     render.emit(settings.output, result, LOAD_COLUMNS, load_rows(result))
