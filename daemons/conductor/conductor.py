@@ -162,9 +162,10 @@ class Conductor:
         now_s: float,
         tbt_s: float = 0.0,
         served: Served | None = None,
+        has_tokens: bool = True,
     ) -> None:
         """It has ended, however. Fine for one that is not known. `tbt_s`: time between its tokens; 0: not known."""
-        work = self._workload.finish(request_id, now_s=now_s, tbt_s=tbt_s)
+        work = self._workload.finish(request_id, now_s=now_s, tbt_s=tbt_s, has_tokens=has_tokens)
         costs = self._costs.get(work.prefill) if work is not None else None
         if work is None or costs is None or served is None:
             return

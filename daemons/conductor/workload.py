@@ -117,10 +117,14 @@ class Workload:
         self._take_slot(work, decode, filled_s, end_s)
         self._write(work.decode, decode)
 
-    def finish(self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0) -> Work | None:
-        """It has ended. `tbt_s`: the time between its tokens, where that is known."""
+    def finish(
+        self, request_id: RequestId, *, now_s: float, tbt_s: float = 0.0, has_tokens: bool = True
+    ) -> Work | None:
+        """It has ended. `tbt_s`: the time between its tokens, where that is known. Who got no token does not say how
+        long decoding takes.
+        """
         work = self._work.get(request_id)
-        decode = self._loads.get(work.decode) if work is not None else None
+        decode = self._loads.get(work.decode) if work is not None and has_tokens else None
         if work is not None and decode is not None and request_id in decode.requests:
             began_s = decode.requests[request_id] - work.decode_s
             self.mean_decode_s = _mean(self.mean_decode_s, max(0.0, now_s - began_s))

@@ -51,6 +51,17 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def format_seconds(seconds: float) -> str:
+    """Always seconds, where one stands below the other."""
+    return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{seconds:.4f} s"
+
+
+def format_milliseconds(seconds: float) -> str:
+    """Always milliseconds, where one stands below the other."""
+    digits = 1 if seconds >= 0.01 else 3
+    return f"{seconds * 1000:,.{digits}f} ms"
+
+
 def format_duration(seconds: float) -> str:
     """Milliseconds below one second, seconds below two minutes, then minutes."""
     if seconds < 1:

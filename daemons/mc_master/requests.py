@@ -222,7 +222,11 @@ class RequestHandlers:
         state = self._state
         tbt_s = _time_between_tokens(message)
         state.conductor.finish(
-            message.request_id, now_s=state.now_s(), tbt_s=tbt_s, served=_served(message)
+            message.request_id,
+            now_s=state.now_s(),
+            tbt_s=tbt_s,
+            served=_served(message),
+            has_tokens=message.num_generated_tokens > 0,
         )
         request = state.requests.finish(message, tbt_s=tbt_s or None)
         if request is not None:

@@ -301,7 +301,10 @@ class DisaggregatedCluster:
 
     def _finished(self, outcome: RequestOutcome) -> None:
         self.conductor.finish(
-            RequestId(str(outcome.number)), now_s=self._events.now_s, tbt_s=outcome.tbt_s
+            RequestId(str(outcome.number)),
+            now_s=self._events.now_s,
+            tbt_s=outcome.tbt_s,
+            has_tokens=not outcome.why_rejected,
         )
 
     def _store(self, node: NodeId, blocks: Sequence[int], first: int) -> None:

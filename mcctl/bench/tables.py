@@ -1,6 +1,6 @@
 """What `mcctl bench` prints for people, a table for each benchmark."""
 
-from daemons.core.units import format_duration, format_size
+from daemons.core.units import format_milliseconds, format_size
 from mcctl import render
 from mcctl.bench.serve import ServeResult
 from mcctl.render import Column
@@ -8,10 +8,10 @@ from mcctl.render import Column
 SERVE_COLUMNS = [
     Column("prefix", lambda row: str(row.prefix_tokens), is_number=True),
     Column("suffix", lambda row: str(row.suffix_tokens), is_number=True),
-    Column("cold TTFT", lambda row: format_duration(row.ttft_cold_s), is_number=True),
-    Column("reused TTFT", lambda row: format_duration(row.ttft_reused_s), is_number=True),
+    Column("cold TTFT", lambda row: format_milliseconds(row.ttft_cold_s), is_number=True),
+    Column("reused TTFT", lambda row: format_milliseconds(row.ttft_reused_s), is_number=True),
     Column("ratio", lambda row: f"{row.ratio:.1f}x", is_number=True),
-    Column("not compute", lambda row: format_duration(row.overhead_s), is_number=True),
+    Column("not compute", lambda row: format_milliseconds(row.overhead_s), is_number=True),
     Column("share", lambda row: f"{row.overhead_share:.0%}", is_number=True),
     Column("reused", lambda row: str(row.reused_tokens), is_number=True),
 ]
@@ -51,9 +51,9 @@ CONDUCTOR_COLUMNS = [
     Column("blocks", lambda row: str(row.num_blocks), is_number=True),
     Column("policy", lambda row: row.policy),
     Column("decisions/s", lambda row: f"{row.decisions_per_s:.0f}", is_number=True),
-    Column("p50", lambda row: format_duration(row.p50_s), is_number=True),
-    Column("p99", lambda row: format_duration(row.p99_s), is_number=True),
-    Column("bare match", lambda row: format_duration(row.match_p50_s), is_number=True),
+    Column("p50", lambda row: format_milliseconds(row.p50_s), is_number=True),
+    Column("p99", lambda row: format_milliseconds(row.p99_s), is_number=True),
+    Column("bare match", lambda row: format_milliseconds(row.match_p50_s), is_number=True),
     Column("ratio", lambda row: f"{row.ratio:.2f}", is_number=True),
 ]
 

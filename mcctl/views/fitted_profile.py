@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from daemons.core.errors import ConfigError
+from daemons.core.units import format_milliseconds
 from daemons.simulation.fitting import PrefillSample, StepSample, fit_decode, fit_prefill
 from daemons.simulation.hardware import HardwareProfile, KvSizes, parse_profile
 from mcctl.bench.serve import ServeResult
@@ -45,8 +46,8 @@ class FitResult(msgspec.Struct, frozen=True, kw_only=True):
 
 FIT_COLUMNS: Final = [
     Column("what", lambda row: row.what),
-    Column("measured", lambda row: f"{row.measured_s * 1000:,.1f} ms", is_number=True),
-    Column("profile", lambda row: f"{row.fitted_s * 1000:,.1f} ms", is_number=True),
+    Column("measured", lambda row: format_milliseconds(row.measured_s), is_number=True),
+    Column("profile", lambda row: format_milliseconds(row.fitted_s), is_number=True),
     Column("off", lambda row: f"{row.off:+.1%}", is_number=True),
 ]
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from daemons.core.units import format_count, format_duration
+from daemons.core.units import format_count, format_duration, format_seconds
 from daemons.simulation.capacity import CapacityPoint
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.max_rate import ENOUGH, RatePoint
@@ -12,7 +12,7 @@ from daemons.simulation.outcome import SimulationResult
 from daemons.simulation.sizing import MemoryChoice
 from mcctl import render
 from mcctl.render import Column
-from mcctl.views.simulation import percent, seconds, size_text
+from mcctl.views.simulation import gigabytes, milliseconds, percent, seconds, size_text
 
 _WORTH_IT: Final = 0.05
 """Of prompt tokens: below it a cache saves less than it costs to look after."""
@@ -51,8 +51,8 @@ def show_plan(result: PlanResult, profile: HardwareProfile, nodes: int) -> None:
     bought = next(choice for choice in result.memory if choice.name == result.best_memory)
     render.show_facts(_answers(result, best, bought, token_gb))
     sizes = [
-        Column("cache of, tokens", lambda point: _capacity(point), is_number=True),
-        Column("is, KV", lambda point: size_text(point.capacity_tokens * token_gb), is_number=True),
+        Column("cache of, tokens", lambda point: _in_full(point), is_number=True),
+        Column("is, KV", gigabytes(lambda point: point.capacity_tokens * token_gb), is_number=True),
         Column("eviction", lambda point: point.eviction, extra=1),
         Column(
             "finds, of prompt tokens", lambda point: f"{point.hit_fraction:.1%}", is_number=True
@@ -142,13 +142,11 @@ def _memory_columns(token_gb: float) -> list[Column]:
 
     return [
         Column("equipment", lambda choice: choice.name),
-        Column("DRAM", lambda choice: size_text(choice.dram_tokens * token_gb), is_number=True),
-        Column(
-            "SSD", lambda choice: size_text(choice.ssd_tokens * token_gb) or "-", is_number=True
-        ),
+        Column("DRAM", gigabytes(lambda choice: choice.dram_tokens * token_gb), is_number=True),
+        Column("SSD", gigabytes(lambda choice: choice.ssd_tokens * token_gb), is_number=True),
         Column("within SLOs", percent(lambda choice: choice.run.goodput), is_number=True),
-        Column("TTFT mean", lambda choice: format_duration(choice.run.ttft_s.mean), is_number=True),
-        Column("TTFT p90", lambda choice: format_duration(choice.run.ttft_s.p90), is_number=True),
+        Column("TTFT mean", lambda choice: format_seconds(choice.run.ttft_s.mean), is_number=True),
+        Column("TTFT p90", lambda choice: format_seconds(choice.run.ttft_s.p90), is_number=True),
         Column("found in DRAM", lambda choice: hits(choice, "dram"), is_number=True),
         Column("on SSD", lambda choice: hits(choice, "ssd"), is_number=True),
     ]
@@ -159,6 +157,10 @@ def _capacity(point: CapacityPoint) -> str:
         return "no end"
     thousands = point.capacity_tokens / 1e3
     return f"{thousands:g} k tokens" if thousands < 1e3 else f"{thousands / 1e3:g} M tokens"
+
+
+def _in_full(point: CapacityPoint) -> str:
+    return f"{point.capacity_tokens:,}" if point.capacity_tokens else "no end"
 
 
 def _bar(fraction: float) -> str:
@@ -172,8 +174,8 @@ PLAN_COLUMNS: Final = [
     Column("TTFT mean", seconds(lambda run: run.ttft_s.mean), is_number=True),
     Column("TTFT p90", seconds(lambda run: run.ttft_s.p90), is_number=True),
     Column("TTFT p99", seconds(lambda run: run.ttft_s.p99), is_number=True, extra=1),
-    Column("TBT mean", seconds(lambda run: run.tbt_s.mean), is_number=True),
-    Column("TBT p90", seconds(lambda run: run.tbt_s.p90), is_number=True),
+    Column("TBT mean", milliseconds(lambda run: run.tbt_s.mean), is_number=True),
+    Column("TBT p90", milliseconds(lambda run: run.tbt_s.p90), is_number=True),
     Column("prompt reused", percent(lambda run: run.reused_fraction), is_number=True),
     Column("from other nodes", percent(lambda run: run.remote_fraction), is_number=True, extra=3),
     Column(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from daemons.core.units import format_count, format_duration
+from daemons.core.units import format_count, format_duration, format_milliseconds, format_seconds
 from daemons.simulation.outcome import SimulationResult
 from daemons.simulation.reproduce import Comparison
 from daemons.simulation.trace import TraceRequest
@@ -26,9 +26,15 @@ def title(trace: str, requests: Sequence[TraceRequest]) -> str:
 
 
 def size_text(gigabytes: float) -> str:
-    if gigabytes < 100:
-        return f"{gigabytes:.1f} GB" if gigabytes else ""
-    return f"{gigabytes / 1000:,.1f} TB"
+    """In a sentence."""
+    if gigabytes >= 1000:
+        return f"{gigabytes / 1000:,.1f} TB"
+    return f"{gigabytes:.0f} GB" if gigabytes >= 100 else f"{gigabytes:.1f} GB"
+
+
+def gigabytes(value: Callable[[Any], float]) -> Callable[[Any], str]:
+    """Of a column: all in one unit. Nothing is a dash."""
+    return lambda row: f"{value(row):,.1f} GB" if value(row) else "-"
 
 
 def percent(value: Callable[[Any], float]) -> Callable[[Any], str]:
@@ -37,7 +43,14 @@ def percent(value: Callable[[Any], float]) -> Callable[[Any], str]:
 
 def seconds(value: Callable[[Any], float]) -> Callable[[Any], str]:
     """Of the requests that were served; where none was, there is no time."""
-    return lambda run: format_duration(value(run)) if run.num_rejected < run.num_requests else "-"
+    return lambda run: format_seconds(value(run)) if run.num_rejected < run.num_requests else "-"
+
+
+def milliseconds(value: Callable[[Any], float]) -> Callable[[Any], str]:
+    """The same for times between tokens."""
+    return lambda run: (
+        format_milliseconds(value(run)) if run.num_rejected < run.num_requests else "-"
+    )
 
 
 RUN_COLUMNS: Final = [
@@ -49,8 +62,8 @@ RUN_COLUMNS: Final = [
     Column("TTFT p50", seconds(lambda run: run.ttft_s.p50), is_number=True, extra=3),
     Column("TTFT p90", seconds(lambda run: run.ttft_s.p90), is_number=True, extra=1),
     Column("TTFT p99", seconds(lambda run: run.ttft_s.p99), is_number=True, extra=5),
-    Column("TBT mean", seconds(lambda run: run.tbt_s.mean), is_number=True, extra=2),
-    Column("TBT p90", seconds(lambda run: run.tbt_s.p90), is_number=True),
+    Column("TBT mean", milliseconds(lambda run: run.tbt_s.mean), is_number=True, extra=2),
+    Column("TBT p90", milliseconds(lambda run: run.tbt_s.p90), is_number=True),
     Column("reused", percent(lambda run: run.reused_fraction), is_number=True),
     Column("pulled", percent(lambda run: run.remote_fraction), is_number=True, extra=6),
     Column(
@@ -75,11 +88,11 @@ TIER_COLUMNS: Final = [
     Column("policy", lambda row: row[0].policy),
     Column("eviction", lambda row: row[0].eviction, extra=2),
     Column("tier", lambda row: row[1].tier),
-    Column("size", lambda row: size_text(row[1].capacity_gb), is_number=True),
+    Column("size", gigabytes(lambda row: row[1].capacity_gb), is_number=True),
     Column("hits", percent(lambda row: row[1].hit_fraction), is_number=True),
-    Column("read", lambda row: size_text(row[1].read_gb) or "-", is_number=True),
-    Column("written", lambda row: size_text(row[1].written_gb) or "-", is_number=True),
-    Column("lost", lambda row: size_text(row[0].lost_gb) or "-", is_number=True, extra=1),
+    Column("read", gigabytes(lambda row: row[1].read_gb), is_number=True),
+    Column("written", gigabytes(lambda row: row[1].written_gb), is_number=True),
+    Column("lost", gigabytes(lambda row: row[0].lost_gb), is_number=True, extra=1),
 ]
 
 POLICY_COLUMNS: Final = [
@@ -88,9 +101,9 @@ POLICY_COLUMNS: Final = [
     Column("policy", lambda row: row.policy),
     Column("goodput", percent(lambda row: row.goodput), is_number=True),
     Column("rejected", lambda row: str(row.num_rejected), is_number=True),
-    Column("TTFT mean", lambda row: format_duration(row.ttft_mean_s), is_number=True),
-    Column("TTFT p90", lambda row: format_duration(row.ttft_p90_s), is_number=True),
-    Column("TBT p90", lambda row: format_duration(row.tbt_p90_s), is_number=True, extra=3),
+    Column("TTFT mean", lambda row: format_seconds(row.ttft_mean_s), is_number=True),
+    Column("TTFT p90", lambda row: format_seconds(row.ttft_p90_s), is_number=True),
+    Column("TBT p90", lambda row: format_milliseconds(row.tbt_p90_s), is_number=True, extra=3),
     Column("reused", percent(lambda row: row.reused_fraction), is_number=True, extra=2),
     Column("our goodput", lambda row: f"x{row.goodput_ratio:.3f}", is_number=True),
     Column("our TTFT", lambda row: f"x{row.ttft_ratio:.3f}", is_number=True),

@@ -62,6 +62,18 @@ def test_done_takes_back_what_was_not_used() -> None:
     assert load.remove(RequestId("a"), now_s=1) is None
 
 
+def test_decoding_is_as_long_as_it_was_for_those_who_got_tokens() -> None:
+    load = started()
+    for number in range(4):
+        load.add(work(str(number)))
+    load.finish(RequestId("0"), now_s=1.0 + 6.0)
+    assert load.mean_decode_s == 6.0
+    for number in (1, 2, 3):  # refused where they were to be decoded, or given up before
+        load.finish(RequestId(str(number)), now_s=7.0, has_tokens=False)
+    assert load.mean_decode_s == 6.0
+    assert len(load) == reserved(load, D) == 0
+
+
 def test_same_request_again_replaces_the_first() -> None:
     load = started()
     load.add(work("a"))

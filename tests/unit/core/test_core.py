@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from daemons.core.clock import ManualClock, monotonic
 from daemons.core.errors import FAMILIES, ConfigError, McError, NotFound, family_of
 from daemons.core.ids import new_epoch, new_put_id, new_request_id, short
-from daemons.core.units import format_count, format_duration, format_size, parse_size
+from daemons.core.units import (
+    format_count,
+    format_duration,
+    format_milliseconds,
+    format_seconds,
+    format_size,
+    parse_size,
+)
 
 
 class LeafNotFound(NotFound):
@@ -47,6 +54,12 @@ def test_durations_read_well() -> None:
         "3.46 s",
         "10.0 min",
     ]
+
+
+def test_durations_of_a_column_have_one_unit() -> None:
+    times_s = (0.00012, 0.0456, 3.456, 1234.5)
+    assert [format_seconds(s) for s in times_s] == ["0.0001 s", "0.0456 s", "3.46 s", "1,234.50 s"]
+    assert [format_milliseconds(s) for s in times_s[:3]] == ["0.120 ms", "45.6 ms", "3,456.0 ms"]
 
 
 def test_ids_are_new_each_time() -> None:

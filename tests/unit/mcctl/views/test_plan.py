@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from daemons.simulation.capacity import CapacityPoint
@@ -112,6 +113,25 @@ def test_memory_without_an_ssd_is_told_without_one(shown: Shown) -> None:
         | {"best_memory": row.name}
     )
     assert "buy 4.0 TB of DRAM for each prefill node" in shown(bare)
+
+
+def test_a_column_has_one_unit(shown: Shown) -> None:
+    result = plan()
+    clusters = [run("1P+3D", 0.5, 0.04), run("2P+2D", 0.5, 5.0), run("3P+1D", 0.9, 700.0)]
+    memory = [choice("all in DRAM", 4, 0), choice("with an SSD", 0, 8)]
+    small = msgspec.structs.replace(memory[1], dram_tokens=TOKENS_A_TB // 100)
+    said = shown(msgspec.structs.replace(result, clusters=clusters, memory=[memory[0], small]))
+    for cell in (
+        "0.0400 s",
+        "5.00 s",
+        "700.00 s",
+        "40.0 ms",
+        "5,000.0 ms",
+        "4,000.0 GB",
+        "10.0 GB",
+    ):
+        assert f" {cell} " in said
+    assert " min " not in said
 
 
 def test_the_smallest_cache_that_finds_nearly_all_is_enough(shown: Shown) -> None:
