@@ -11,7 +11,7 @@ import msgspec
 
 from daemons.core.units import format_count, format_duration
 from daemons.protocol.node import ListedNode, ListNodesReply, NodeDescription
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request_list import ListedRequest
 
 Health = Literal["ok", "degraded", "down"]
 

@@ -11,7 +11,7 @@ from daemons.client.identity import open_client_identity
 from daemons.client.probe import ask_probe
 from daemons.core.errors import McError
 from daemons.protocol.node import ListedNode
-from daemons.protocol.request import DataProbeReply, PathMeasure
+from daemons.protocol.probe import DataProbeReply, PathMeasure
 from daemons.protocol.segment import Grant, RegionRef
 from daemons.transfer import host_id
 from daemons.transfer.probe import measure

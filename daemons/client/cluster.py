@@ -15,9 +15,8 @@ from daemons.core.errors import ProtocolError
 from daemons.core.ids import BlockHash, Epoch, NodeId
 from daemons.protocol.address import address_of
 from daemons.protocol.base import Message, Ok
-from daemons.protocol.block import (
-    BlockFilter,
-    BlockLocation,
+from daemons.protocol.block import BlockFilter, BlockLocation, Tier
+from daemons.protocol.cache import (
     CacheStat,
     CacheStatReply,
     ClearBlocks,
@@ -27,7 +26,6 @@ from daemons.protocol.block import (
     ListBlocks,
     ListBlocksReply,
     ListedBlock,
-    Tier,
 )
 from daemons.protocol.event import ReadEvents, ReadEventsReply
 from daemons.protocol.lookup import Locate, LocateReply
@@ -42,7 +40,7 @@ from daemons.protocol.node import (
 from daemons.protocol.objects import NamespaceStat, StatNames, StatNamesReply
 from daemons.protocol.pin import PinBlocks, PinBlocksReply, PinLevel
 from daemons.protocol.replication import DrainNode, MoveBlocks, ReplicateBlocks, ReplicateReply
-from daemons.protocol.request import ListedRequest, ListRequests, ListRequestsReply
+from daemons.protocol.request_list import ListedRequest, ListRequests, ListRequestsReply
 from daemons.protocol.tenant import ListPoolUsage, ListPoolUsageReply, PoolUsage, SetPoolQuota
 from daemons.rpc import SyncClient
 

@@ -3,7 +3,7 @@
 import time
 
 from daemons.core.errors import Exhausted, ProtocolError
-from daemons.protocol.request import DataProbe, DataProbeReply
+from daemons.protocol.probe import DataProbe, DataProbeReply
 from daemons.protocol.segment import RegionRef
 from daemons.rpc import Identity, SyncClient
 

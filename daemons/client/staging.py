@@ -11,8 +11,9 @@ from itertools import takewhile
 from daemons.client.channel_pool import ChannelPool
 from daemons.core.errors import McError
 from daemons.core.ids import StageId, new_stage_id
-from daemons.protocol.block import BlockLocation, Stage, StageReply, Unstage
+from daemons.protocol.block import BlockLocation
 from daemons.protocol.messages import Reply
+from daemons.protocol.tiers import Stage, StageReply, Unstage
 from daemons.rpc import Identity, SyncClient
 
 _UNSTAGE_TIMEOUT_S = 2.0

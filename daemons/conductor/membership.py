@@ -8,7 +8,8 @@ from typing import Literal
 
 from daemons.core.errors import Conflict, Exhausted, Unavailable
 from daemons.core.ids import Epoch, HostId, NodeId
-from daemons.protocol.block import Tier, TierUsage
+from daemons.protocol.block import Tier
+from daemons.protocol.cache import TierUsage
 from daemons.protocol.node import InstanceLoad, NodeDescription, NodeState
 
 MAX_NODES = 4096

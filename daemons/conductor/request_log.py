@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Literal
 
 from daemons.core.ids import NodeId, RequestId
-from daemons.protocol.request import Ahead, Candidate, ListedRequest, Plan, RequestDone, Schedule
+from daemons.protocol.request import Candidate, Plan, RequestDone, Schedule
+from daemons.protocol.request_list import Ahead, ListedRequest
 
 _MAX_WHY = 200
 

@@ -22,7 +22,6 @@ from daemons.mc_cachenode.reporter import Reporter
 from daemons.mc_cachenode.segments.segments import Segments
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
-    AdoptObjects,
     BadReplica,
     BlockLocation,
     DeadName,
@@ -30,20 +29,17 @@ from daemons.protocol.block import (
     FreeBlocks,
     Put,
     RememberClear,
-    Stage,
-    StageAhead,
-    Unstage,
-    WriteDown,
 )
 from daemons.protocol.key import AllowedKeys
 from daemons.protocol.messages import Notice
 from daemons.protocol.node import Hello
 from daemons.protocol.pin import HoldPins
+from daemons.protocol.probe import DataProbe
 from daemons.protocol.replication import CopyBlocks, RememberWanted
 from daemons.protocol.report import ReportReply
-from daemons.protocol.request import DataProbe
 from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
 from daemons.protocol.tenant import RefuseTenants
+from daemons.protocol.tiers import AdoptObjects, Stage, StageAhead, Unstage, WriteDown
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
 from daemons.store.segment.copy_workers import CopyWorkers

@@ -11,7 +11,8 @@ from daemons.mc_decode.engine_thread import Callbacks, EngineThread
 from daemons.mc_decode.request import Request
 from daemons.mc_decode.requests import Effects, Requests
 from daemons.protocol.base import Ok
-from daemons.protocol.request import Cancel, DataProbe, Generate
+from daemons.protocol.probe import DataProbe
+from daemons.protocol.request import Cancel, Generate
 from daemons.rpc import Call
 from daemons.service.instance_node import InstanceNode
 

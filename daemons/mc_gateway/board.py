@@ -11,10 +11,10 @@ from daemons.core.errors import McError, ProtocolError, Unavailable
 from daemons.mc_gateway.bridge import Bridge
 from daemons.mc_gateway.page_view import HitSample, Look
 from daemons.protocol.base import Message
-from daemons.protocol.block import CacheStat, CacheStatReply
+from daemons.protocol.cache import CacheStat, CacheStatReply
 from daemons.protocol.messages import Reply
 from daemons.protocol.node import ListNodes, ListNodesReply
-from daemons.protocol.request import ListRequests, ListRequestsReply
+from daemons.protocol.request_list import ListRequests, ListRequestsReply
 
 SAMPLE_S: Final = 5.0
 MAX_SAMPLES: Final = 240

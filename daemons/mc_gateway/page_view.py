@@ -7,9 +7,10 @@ from typing import Final
 
 import msgspec
 
-from daemons.protocol.block import CacheStatReply, Tier, TierUsage
+from daemons.protocol.block import Tier
+from daemons.protocol.cache import CacheStatReply, TierUsage
 from daemons.protocol.node import ListedNode, ListNodesReply
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request_list import ListedRequest
 
 MAX_NODES: Final = 200
 """Listed; all are counted."""

@@ -19,17 +19,8 @@ from daemons.mc_master.state import MasterState
 from daemons.mc_master.tenants.quota_file import QuotaFile
 from daemons.mc_master.tenants.quotas import Quotas
 from daemons.protocol.base import Ping
-from daemons.protocol.block import (
-    BadReplica,
-    CacheStat,
-    ClearBlocks,
-    FlushBlocks,
-    ListBlocks,
-    Put,
-    Stage,
-    SuspectNode,
-    Unstage,
-)
+from daemons.protocol.block import BadReplica, Put, SuspectNode
+from daemons.protocol.cache import CacheStat, ClearBlocks, FlushBlocks, ListBlocks
 from daemons.protocol.event import ReadEvents
 from daemons.protocol.lookup import Locate, Match
 from daemons.protocol.node import Beat, Hello, Join, Leave, ListModels, ListNodes
@@ -44,6 +35,7 @@ from daemons.protocol.objects import (
 )
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.pin import PinBlocks
+from daemons.protocol.probe import DataProbe
 from daemons.protocol.replication import (
     AwaitReplicas,
     CopyFailed,
@@ -52,18 +44,11 @@ from daemons.protocol.replication import (
     ReplicateBlocks,
 )
 from daemons.protocol.report import Report
-from daemons.protocol.request import (
-    Cancel,
-    DataProbe,
-    Generate,
-    ListRequests,
-    Prefill,
-    Pulled,
-    RequestDone,
-    Schedule,
-)
+from daemons.protocol.request import Cancel, Generate, Prefill, Pulled, RequestDone, Schedule
+from daemons.protocol.request_list import ListRequests
 from daemons.protocol.segment import AddSegment, ListSegments, RemoveSegment
 from daemons.protocol.tenant import ListPoolUsage, SetPoolQuota
+from daemons.protocol.tiers import Stage, Unstage
 from daemons.rpc import Call
 
 

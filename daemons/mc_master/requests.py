@@ -24,13 +24,12 @@ from daemons.protocol.packed import BlockLocations
 from daemons.protocol.request import (
     Candidate,
     InstanceAddress,
-    ListRequests,
-    ListRequestsReply,
     Plan,
     PutTarget,
     RequestDone,
     Schedule,
 )
+from daemons.protocol.request_list import ListRequests, ListRequestsReply
 from daemons.rpc import Call
 from daemons.store.directory.columns import Rows
 from daemons.store.directory.spares import spares_of

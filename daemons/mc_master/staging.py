@@ -6,9 +6,10 @@ from typing import Final, Literal
 
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import StageAhead, Tier
+from daemons.protocol.block import Tier
 from daemons.protocol.packed import BlockLocations
-from daemons.protocol.request import Ahead
+from daemons.protocol.request_list import Ahead
+from daemons.protocol.tiers import StageAhead
 from daemons.store.directory.columns import Rows
 from daemons.store.directory.slot_table import Place
 

@@ -25,7 +25,8 @@ from daemons.protocol.base import Ok
 from daemons.protocol.block import BadReplica, BlockLocation
 from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.messages import Reply
-from daemons.protocol.request import Cancel, DataProbe, Prefill, Pulled
+from daemons.protocol.probe import DataProbe
+from daemons.protocol.request import Cancel, Prefill, Pulled
 from daemons.rpc import Call
 from daemons.service.instance_node import InstanceNode
 from daemons.transfer import host_id

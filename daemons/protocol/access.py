@@ -9,16 +9,20 @@ from typing import Final
 
 from daemons.protocol import (
     block,
+    cache,
     event,
     lookup,
     node,
     objects,
     pin,
+    probe,
     replication,
     report,
     request,
+    request_list,
     segment,
     tenant,
+    tiers,
 )
 from daemons.protocol.base import Message, Ping
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
@@ -47,14 +51,14 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     lookup.Match: _USERS,
     lookup.Locate: _STORES,
     block.BadReplica: _STORES,
-    block.Stage: _STORES,
-    block.Unstage: _STORES,
-    block.FlushBlocks: _ADMIN,
+    tiers.Stage: _STORES,
+    tiers.Unstage: _STORES,
+    cache.FlushBlocks: _ADMIN,
     block.SuspectNode: _USERS,
-    block.CacheStat: _VIEWERS,
+    cache.CacheStat: _VIEWERS,
     event.ReadEvents: _VIEWERS,
-    block.ListBlocks: _ADMIN,
-    block.ClearBlocks: _ADMIN,
+    cache.ListBlocks: _ADMIN,
+    cache.ClearBlocks: _ADMIN,
     pin.PinBlocks: _ADMIN,
     # objects
     objects.ReserveNames: _STORES,
@@ -84,8 +88,8 @@ ALLOWED: Final[Mapping[type[Message], frozenset[KeyRole]]] = {
     request.Pulled: frozenset({"decode"}),
     request.Cancel: frozenset({"gateway", "decode", "admin"}),
     request.RequestDone: frozenset({"decode"}),
-    request.ListRequests: _VIEWERS,
-    request.DataProbe: _ADMIN,
+    request_list.ListRequests: _VIEWERS,
+    probe.DataProbe: _ADMIN,
 }
 _MAX_NUMBER: Final = 1 << 64
 EVENT_READERS: Final = _VIEWERS

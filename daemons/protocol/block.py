@@ -1,13 +1,14 @@
-"""Blocks in the pool: put, locate, free, list. Bytes never travel here; they are read where a Source says."""
+"""Blocks in the pool: put, seal, free, and what a node forgets. Bytes never travel here; they are read where a Source
+says.
+"""
 
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from daemons.core.ids import BlockHash, HostId, NodeId, PutId, StageId
+from daemons.core.ids import BlockHash, HostId, NodeId, PutId
 from daemons.protocol.base import Message, Record
-from daemons.protocol.pin import PinLevel
-from daemons.protocol.segment import Grant, RegionRef, Source
+from daemons.protocol.segment import RegionRef, Source
 
 Tier = Literal["device", "dram", "ssd", "object"]
 RemovalReason = Literal["evicted", "cleared", "node_left", "bad"]
@@ -171,76 +172,6 @@ class ForgetNames(Message, frozen=True, kw_only=True):
     names: list[DeadName]
 
 
-class Stage(Message, frozen=True, kw_only=True):
-    """Reader to cache node: bring these into DRAM and hold them there until Unstage with this id, or for `hold_ms`.
-
-    The answer comes when all that can be are there, or shortly before the call's deadline with those that are.
-    """
-
-    stage_id: StageId
-    hashes: Hashes
-    hold_ms: int = 30_000
-    wants_grants: bool = False
-
-
-class StageReply(Message, frozen=True, kw_only=True):
-    """Where each is now, in order; None: not here, or no room for it, `why` says so of one."""
-
-    locations: list[BlockLocation | None]
-    why: str = ""
-    grants: list[Grant] = msgspec.field(default_factory=list)
-    """As wanted: one for each location that is not None, for as long as it is held."""
-
-
-class Unstage(Message, frozen=True, kw_only=True):
-    """Reader to cache node: it has read what it had staged."""
-
-    stage_id: StageId
-
-
-class StageAhead(Message, frozen=True, kw_only=True):
-    """Notice from the master to a cache node: a planned request will read these; begin to bring them into DRAM."""
-
-    hashes: list[BlockHash]
-    hold_ms: int = 10_000
-
-
-class FlushBlocks(Message, frozen=True, kw_only=True):
-    """To the master: write what the filter matches to the tier `to`; with `evict` free it in DRAM once it is there.
-
-    Answered at once: nodes work on it while the same message, sent again, says what is left.
-    """
-
-    filter: BlockFilter
-    to: Tier = "ssd"
-    evict: bool = False
-
-
-class FlushBlocksReply(Message, frozen=True, kw_only=True):
-    """`num_done` of the blocks that match are in the tier and, with `evict`, no longer in DRAM."""
-
-    num_done: int
-    num_left: int
-    left_bytes: int
-    num_without: int = 0
-    """Of those left, on nodes without such a tier: they stay."""
-    left_by_node: dict[NodeId, int] = msgspec.field(default_factory=dict)
-
-
-class WriteDown(Message, frozen=True, kw_only=True):
-    """Notice from the master to a cache node: write these to the tier `to`, then, with `evict`, free them in DRAM."""
-
-    hashes: list[BlockHash]
-    to: Tier = "ssd"
-    evict: bool = False
-
-
-class AdoptObjects(Message, frozen=True, kw_only=True):
-    """Notice from the master to a cache node: read the object tiers of these nodes, which are out, and of no others."""
-
-    nodes: list[NodeId]
-
-
 class BadReplica(Message, frozen=True, kw_only=True):
     """Reader to master, passed on to the node: this replica did not verify; the node checks before it drops it."""
 
@@ -255,84 +186,3 @@ class SuspectNode(Message, frozen=True, kw_only=True):
     node: NodeId
     epoch: int
     why: str
-
-
-class ListBlocks(Message, frozen=True, kw_only=True):
-    """Pages through the directory; `after` is the last hash of the page before."""
-
-    filter: BlockFilter
-    after: BlockHash | None = None
-    limit: int = 1000
-
-
-class ListedBlock(Record, frozen=True, kw_only=True):
-    meta: BlockMeta
-    nodes: list[NodeId]
-    length: int
-    age_s: float
-    idle_s: float
-    is_leased: bool
-    tier: Tier = "dram"
-    """Of the fastest replica."""
-    tiers: list[Tier] = msgspec.field(default_factory=list)
-    """Of each entry of `nodes`; a node with a block in two tiers is there twice."""
-    pin: PinLevel = "none"
-    pin_left_s: float = 0.0
-    wanted: int = 1
-    """Replicas it should have; 0 for one that is in no tier of the pool."""
-
-    def on_devices(self, nodes: list[NodeId]) -> "ListedBlock":
-        """The same, with these instances first, which hold it in their KV arenas."""
-        tiers: list[Tier] = ["device"] * len(nodes)
-        return msgspec.structs.replace(
-            self, nodes=[*nodes, *self.nodes], tiers=[*tiers, *self.tiers], tier="device"
-        )
-
-
-class ListBlocksReply(Message, frozen=True, kw_only=True):
-    blocks: list[ListedBlock]
-    has_more: bool
-
-
-class ClearBlocks(Message, frozen=True, kw_only=True):
-    """Delete what the filter matches; answered when the nodes freed it, or at the deadline with what is left."""
-
-    filter: BlockFilter
-
-
-class ClearBlocksReply(Message, frozen=True, kw_only=True):
-    num_cleared: int
-    num_left: int = 0
-    cleared_bytes: int = 0
-
-
-class TierUsage(Record, frozen=True, kw_only=True):
-    """How full one tier is, of a node or of all."""
-
-    num_blocks: int
-    used_bytes: int
-    capacity_bytes: int
-    read_bytes_per_s: int = 0
-    """Of one node's, as it measured; 0: not yet."""
-
-
-class CacheStat(Message, frozen=True):
-    """To the master: totals of the pool."""
-
-
-class CacheStatReply(Message, frozen=True, kw_only=True):
-    num_blocks: int
-    num_replicas: int
-    used_bytes: int
-    capacity_bytes: int
-    num_leased: int
-    num_lookups: int
-    num_lookup_blocks: int
-    num_hit_blocks: int
-    num_stored: int
-    num_evicted: int
-    num_cleared: int
-    blocks_by_model: dict[str, int]
-    tiers: dict[Tier, TierUsage] = msgspec.field(default_factory=dict)
-    num_pinned: int = 0
-    """Blocks that a pin holds, soft or hard."""

@@ -7,27 +7,23 @@ import msgspec
 
 from daemons.protocol.base import Ok, Ping
 from daemons.protocol.block import (
-    AdoptObjects,
     BadReplica,
+    ForgetNames,
+    FreeBlocks,
+    Put,
+    PutReply,
+    RememberClear,
+    SuspectNode,
+)
+from daemons.protocol.cache import (
     CacheStat,
     CacheStatReply,
     ClearBlocks,
     ClearBlocksReply,
     FlushBlocks,
     FlushBlocksReply,
-    ForgetNames,
-    FreeBlocks,
     ListBlocks,
     ListBlocksReply,
-    Put,
-    PutReply,
-    RememberClear,
-    Stage,
-    StageAhead,
-    StageReply,
-    SuspectNode,
-    Unstage,
-    WriteDown,
 )
 from daemons.protocol.event import Event, ReadEvents, ReadEventsReply
 from daemons.protocol.failure import Failure
@@ -61,6 +57,7 @@ from daemons.protocol.objects import (
     StatNamesReply,
 )
 from daemons.protocol.pin import HoldPins, PinBlocks, PinBlocksReply
+from daemons.protocol.probe import DataProbe, DataProbeReply
 from daemons.protocol.replication import (
     AwaitReplicas,
     AwaitReplicasReply,
@@ -75,13 +72,9 @@ from daemons.protocol.replication import (
 from daemons.protocol.report import Report, ReportReply
 from daemons.protocol.request import (
     Cancel,
-    DataProbe,
-    DataProbeReply,
     Generate,
     GenerateReply,
     LayersReady,
-    ListRequests,
-    ListRequestsReply,
     Plan,
     Prefill,
     PrefillReply,
@@ -91,6 +84,7 @@ from daemons.protocol.request import (
     Schedule,
     Tokens,
 )
+from daemons.protocol.request_list import ListRequests, ListRequestsReply
 from daemons.protocol.segment import (
     AddSegment,
     ListSegments,
@@ -104,6 +98,7 @@ from daemons.protocol.tenant import (
     RefuseTenants,
     SetPoolQuota,
 )
+from daemons.protocol.tiers import AdoptObjects, Stage, StageAhead, StageReply, Unstage, WriteDown
 
 AnyServer = Hello | Ping | DataProbe
 NameRequest = (

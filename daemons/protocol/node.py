@@ -6,7 +6,8 @@ import msgspec
 
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.base import PROTOCOL_VERSION, Message, Record
-from daemons.protocol.block import Tier, TierUsage
+from daemons.protocol.block import Tier
+from daemons.protocol.cache import TierUsage
 from daemons.protocol.segment import DataAddress, SegmentDescription
 
 Role = Literal["master", "cachenode", "prefill", "decode", "gateway"]

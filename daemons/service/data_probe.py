@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 
 from daemons.core.errors import Exhausted, McError
-from daemons.protocol.request import DataProbe, DataProbeReply, PathMeasure
+from daemons.protocol.probe import DataProbe, DataProbeReply, PathMeasure
 from daemons.protocol.segment import RegionRef
 from daemons.rpc import Call, Loop
 from daemons.transfer import TransferEngine, contiguous

@@ -17,7 +17,7 @@ from daemons.engine.instance import OpenInstance
 from daemons.protocol.base import Message
 from daemons.protocol.messages import Reply
 from daemons.protocol.node import HelloReply, InstanceLoad, NodeDescription
-from daemons.protocol.request import DataProbe
+from daemons.protocol.probe import DataProbe
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import software_version
 from daemons.service.data_probe import DataProbes

@@ -17,7 +17,7 @@ import numpy as np
 from daemons.core.errors import ConfigError, McError, Unavailable
 from daemons.core.ids import new_epoch
 from daemons.core.units import MIB
-from daemons.protocol.request import PathMeasure
+from daemons.protocol.probe import PathMeasure
 from daemons.protocol.segment import DataAddress, Grant, RegionRef
 from daemons.transfer.engine import TransferEngine
 from daemons.transfer.links import interface_to

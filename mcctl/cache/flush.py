@@ -8,7 +8,8 @@ from typing import Final
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound, Unavailable
 from daemons.core.units import format_count, format_size, format_usage
-from daemons.protocol.block import BlockFilter, FlushBlocksReply, Tier
+from daemons.protocol.block import BlockFilter, Tier
+from daemons.protocol.cache import FlushBlocksReply
 
 _POLL_S: Final = 0.1
 _STUCK_S: Final = 15.0

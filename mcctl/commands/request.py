@@ -12,7 +12,7 @@ from daemons.core.errors import NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId
 from daemons.core.units import format_count, format_duration, format_size
 from daemons.protocol.node import Role
-from daemons.protocol.request import Ahead, ListedRequest
+from daemons.protocol.request_list import Ahead, ListedRequest
 from mcctl import render
 from mcctl.commands import new_app
 from mcctl.gateway_url import gateway_url

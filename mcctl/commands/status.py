@@ -7,9 +7,9 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_count, format_duration, format_usage
-from daemons.protocol.block import CacheStatReply
+from daemons.protocol.cache import CacheStatReply
 from daemons.protocol.node import ListNodesReply, ModelDescription
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request_list import ListedRequest
 from mcctl import exit_codes, render
 from mcctl.commands import new_app
 from mcctl.health import Health, Reason, reasons, served_models

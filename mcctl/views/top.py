@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from daemons.protocol.block import CacheStatReply
+from daemons.protocol.cache import CacheStatReply
 from daemons.protocol.node import ListNodesReply
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request_list import ListedRequest
 
 SHOWN_REQUESTS: Final = 12
 

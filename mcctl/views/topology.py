@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from daemons.core.units import format_size
-from daemons.protocol.request import PathMeasure
+from daemons.protocol.probe import PathMeasure
 from daemons.transfer.hardware import Affinity, Nic, NumaNode, RdmaDevice, Topology
 from mcctl.render import Branch, Column
 from mcctl.topology_probe import ProbedPath

@@ -33,15 +33,8 @@ from kit.pool import (
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash, NodeId, new_epoch, new_put_id
-from daemons.protocol.block import (
-    BadReplica,
-    BlockMeta,
-    CacheStat,
-    CacheStatReply,
-    Put,
-    PutBlock,
-    PutReply,
-)
+from daemons.protocol.block import BadReplica, BlockMeta, Put, PutBlock, PutReply
+from daemons.protocol.cache import CacheStat, CacheStatReply
 from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.node import ListNodes, ListNodesReply
 from daemons.protocol.pin import PinBlocks

@@ -42,7 +42,7 @@ from daemons.core.ids import Epoch, HostId, Incarnation, NodeId, RequestId
 from daemons.mc_gateway.api_body import ChatBody, CompletionBody
 from daemons.mc_gateway.app import GatewayApp
 from daemons.protocol.base import Ok
-from daemons.protocol.block import CacheStat, CacheStatReply
+from daemons.protocol.cache import CacheStat, CacheStatReply
 from daemons.protocol.node import (
     Beat,
     HelloReply,
@@ -65,14 +65,12 @@ from daemons.protocol.request import (
     Generate,
     GenerateReply,
     InstanceAddress,
-    ListedRequest,
-    ListRequests,
-    ListRequestsReply,
     Plan,
     Schedule,
     Timing,
     Tokens,
 )
+from daemons.protocol.request_list import ListedRequest, ListRequests, ListRequestsReply
 from daemons.rpc import Call, Loop, Server
 from daemons.service.daemon import TwoLoops
 

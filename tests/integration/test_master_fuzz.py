@@ -19,11 +19,12 @@ from daemons.core.ids import BlockHash, Incarnation, NodeId, StageId
 from daemons.mc_master.app import MasterApp
 from daemons.mc_master.nodes.incarnation import next_incarnation, store_incarnation
 from daemons.protocol.base import Ping
-from daemons.protocol.block import MAX_HASHES, Stage
+from daemons.protocol.block import MAX_HASHES
 from daemons.protocol.failure import Failure
 from daemons.protocol.lookup import Locate, Match
 from daemons.protocol.messages import MasterRequest, Request, decode_incoming, encode
 from daemons.protocol.node import Join, NodeDescription, Role
+from daemons.protocol.tiers import Stage
 from daemons.rpc.framing import Header, Kind, unpack_header
 from daemons.service.paths import state_directory
 

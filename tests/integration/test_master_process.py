@@ -19,20 +19,14 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.base import Ok
-from daemons.protocol.block import (
-    BadReplica,
-    BlockFilter,
-    BlockMeta,
+from daemons.protocol.block import BadReplica, BlockFilter, BlockMeta, FreeBlocks, SealedBlock, Tier
+from daemons.protocol.cache import (
     CacheStat,
     CacheStatReply,
     ClearBlocks,
     ClearBlocksReply,
-    FreeBlocks,
     ListBlocks,
     ListBlocksReply,
-    SealedBlock,
-    StageAhead,
-    Tier,
 )
 from daemons.protocol.event import BlocksRemoved, BlocksStored, ReadEvents, ReadEventsReply
 from daemons.protocol.lookup import Locate, LocateReply, Match, MatchReply
@@ -55,15 +49,10 @@ from daemons.protocol.objects import NameToReserve, ReserveNames, ReserveNamesRe
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.report import Report, ReportReply
-from daemons.protocol.request import (
-    ListRequests,
-    ListRequestsReply,
-    Plan,
-    RequestDone,
-    Schedule,
-    Timing,
-)
+from daemons.protocol.request import Plan, RequestDone, Schedule, Timing
+from daemons.protocol.request_list import ListRequests, ListRequestsReply
 from daemons.protocol.segment import DataAddress, RegionRef, SegmentDescription
+from daemons.protocol.tiers import StageAhead
 from daemons.rpc import Loop, Subscriber, SyncClient
 from daemons.service.device_reports import DeviceReports, Instance
 from daemons.service.master_link import MasterLink

@@ -13,7 +13,7 @@ from daemons.client.probe import ask_probe
 from daemons.core.errors import Exhausted, TransferError, Unavailable
 from daemons.core.ids import Incarnation, NodeId, new_epoch
 from daemons.protocol.node import HelloReply
-from daemons.protocol.request import DataProbe, DataProbeReply, PathMeasure
+from daemons.protocol.probe import DataProbe, DataProbeReply, PathMeasure
 from daemons.rpc import Call, Loop, Server, SyncClient
 from daemons.service import data_probe
 from daemons.service.data_probe import DataProbes

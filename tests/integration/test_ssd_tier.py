@@ -22,7 +22,8 @@ from daemons.client.staging import staged
 from daemons.client.store import BlockReader
 from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, NodeId
-from daemons.protocol.block import BlockFilter, FlushBlocksReply
+from daemons.protocol.block import BlockFilter
+from daemons.protocol.cache import FlushBlocksReply
 from mcctl.cache import flush as flush_module
 from mcctl.cache.flush import FlushPlan
 

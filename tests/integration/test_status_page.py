@@ -23,9 +23,9 @@ from daemons.core.ids import NodeId, RequestId
 from daemons.mc_gateway import board
 from daemons.mc_gateway.page_view import MAX_NODES
 from daemons.mc_gateway.tenants import may_read_metrics
-from daemons.protocol.block import TierUsage
+from daemons.protocol.cache import TierUsage
 from daemons.protocol.node import ListedNode, NodeState
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request_list import ListedRequest
 from mcctl.main import main
 
 EVIL = (

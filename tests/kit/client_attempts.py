@@ -27,19 +27,13 @@ from daemons.core.errors import McError
 from daemons.core.ids import NodeId, new_put_id, new_stage_id
 from daemons.core.units import MIB
 from daemons.protocol.base import Ok
-from daemons.protocol.block import (
-    BadReplica,
-    Put,
-    PutBlock,
-    PutReply,
-    Stage,
-    StageReply,
-)
+from daemons.protocol.block import BadReplica, Put, PutBlock, PutReply
 from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.name_hash import name_key
 from daemons.protocol.objects import NameToReserve, ReserveNames, ReserveNamesReply
 from daemons.protocol.replication import AwaitReplicas, AwaitReplicasReply
 from daemons.protocol.segment import RegionRef, Source
+from daemons.protocol.tiers import Stage, StageReply
 from daemons.transfer import contiguous
 from kit.data_reader import region_of
 

@@ -10,7 +10,8 @@ import numpy as np
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged
 from daemons.core.ids import BlockHash
-from daemons.protocol.block import BlockFilter, BlockLocation, FlushBlocksReply, Tier
+from daemons.protocol.block import BlockFilter, BlockLocation, Tier
+from daemons.protocol.cache import FlushBlocksReply
 from kit.pool import NUM_LAYERS, ROW, Pool, SourceMemory, read_all
 
 

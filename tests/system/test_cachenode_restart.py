@@ -20,15 +20,8 @@ from kit.tokens import TokenClient, random_prompt
 from daemons.client.store import BlockReader, put_blocks
 from daemons.core.errors import McError
 from daemons.core.ids import BlockHash, NodeId, new_epoch
-from daemons.protocol.block import (
-    BadReplica,
-    BlockFilter,
-    BlockLocation,
-    BlockMeta,
-    ClearBlocks,
-    ClearBlocksReply,
-    PutBlock,
-)
+from daemons.protocol.block import BadReplica, BlockFilter, BlockLocation, BlockMeta, PutBlock
+from daemons.protocol.cache import ClearBlocks, ClearBlocksReply
 from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.node import ListedNode, ListNodes, ListNodesReply
 from daemons.protocol.segment import Source, Strided

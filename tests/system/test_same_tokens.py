@@ -11,7 +11,8 @@ from kit.tokens import Answer, TokenClient, greedy, random_prompt
 
 from daemons.core.errors import Rejected
 from daemons.core.ids import NodeId
-from daemons.protocol.block import BlockFilter, ClearBlocks
+from daemons.protocol.block import BlockFilter
+from daemons.protocol.cache import ClearBlocks
 from daemons.protocol.request import SamplingParams
 from mcctl.cluster.plan import ClusterOptions, Tables
 from mcctl.cluster.processes import LocalCluster

@@ -14,11 +14,12 @@ from daemons.client.objects.steps import Pause, Steps, ask_master, ask_nodes, as
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash, new_stage_id
 from daemons.protocol.base import Ok
-from daemons.protocol.block import BadReplica, BlockLocation, Stage, StageReply, Unstage
+from daemons.protocol.block import BadReplica, BlockLocation
 from daemons.protocol.lookup import Locate, LocateReply
 from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.objects import NAME_STATES, LocateNames, LocateNamesReply, NameState
 from daemons.protocol.segment import Grant, RegionGrant
+from daemons.protocol.tiers import Stage, StageReply, Unstage
 from daemons.store.segment.runs import in_memory, runs_of
 from daemons.transfer.capability import MAX_RANGES
 

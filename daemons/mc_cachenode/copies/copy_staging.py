@@ -11,9 +11,10 @@ from typing import Final
 from daemons.client.channel_pool import ChannelPool
 from daemons.core.errors import McError
 from daemons.core.ids import StageId, new_stage_id
-from daemons.protocol.block import BlockLocation, Stage, StageReply, Unstage
+from daemons.protocol.block import BlockLocation
 from daemons.protocol.messages import Reply
 from daemons.protocol.replication import CopyOrder
+from daemons.protocol.tiers import Stage, StageReply, Unstage
 from daemons.rpc import Loop
 
 _TIMEOUT_S: Final = 5.0

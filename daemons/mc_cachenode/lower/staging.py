@@ -14,8 +14,9 @@ from daemons.core.ids import BlockHash, StageId, new_stage_id
 from daemons.mc_cachenode.lower.staged_slots import NoSlot, NoSlotYet, Staged, StagedSlots
 from daemons.mc_cachenode.replica import Replica
 from daemons.protocol.access import namespaces_of
-from daemons.protocol.block import BlockLocation, Stage, StageReply
+from daemons.protocol.block import BlockLocation
 from daemons.protocol.segment import Grant
+from daemons.protocol.tiers import Stage, StageReply
 from daemons.rpc import Call, Loop, Timer
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,8 @@ from daemons.conductor.membership import Member
 from daemons.core.errors import Exhausted, Rejected
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import (
-    BlockFilter,
-    ClearBlocks,
-    ClearBlocksReply,
-    FreeBlocks,
-    RememberClear,
-    Tombstone,
-)
+from daemons.protocol.block import BlockFilter, FreeBlocks, RememberClear, Tombstone
+from daemons.protocol.cache import ClearBlocks, ClearBlocksReply
 from daemons.protocol.packed import SealedBlocks
 from daemons.rpc import Call, Timer
 from daemons.store.directory import listing

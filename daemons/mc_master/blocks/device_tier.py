@@ -9,7 +9,8 @@ from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.blocks.clearing import Clearing
 from daemons.mc_master.blocks.report_order import out_of_order
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import BlockFilter, ListedBlock, RemovalReason, Tier, TierUsage
+from daemons.protocol.block import BlockFilter, RemovalReason, Tier
+from daemons.protocol.cache import ListedBlock, TierUsage
 from daemons.protocol.event import BlocksRemoved, BlocksStored
 from daemons.protocol.report import Report, ReportReply
 from daemons.store.directory import listing

@@ -7,7 +7,9 @@ from typing import Final
 
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import FlushBlocks, FlushBlocksReply, Tier, WriteDown
+from daemons.protocol.block import Tier
+from daemons.protocol.cache import FlushBlocks, FlushBlocksReply
+from daemons.protocol.tiers import WriteDown
 from daemons.store.directory import listing
 
 _WRITTEN_TIERS: Final[tuple[Tier, ...]] = ("dram", "ssd", "object")

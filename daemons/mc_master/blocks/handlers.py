@@ -20,16 +20,14 @@ from daemons.mc_master.nodes.handlers import MembershipHandlers
 from daemons.mc_master.state import MasterState
 from daemons.protocol.access import namespaces_of
 from daemons.protocol.base import Ok
-from daemons.protocol.block import (
-    BadReplica,
+from daemons.protocol.block import BadReplica, FreeBlocks, Tier
+from daemons.protocol.cache import (
     CacheStat,
     CacheStatReply,
     ClearBlocks,
     FlushBlocks,
-    FreeBlocks,
     ListBlocks,
     ListBlocksReply,
-    Tier,
     TierUsage,
 )
 from daemons.protocol.lookup import Locate, Match

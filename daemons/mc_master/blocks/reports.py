@@ -21,7 +21,7 @@ from daemons.mc_master.checks import check_report, check_segments
 from daemons.mc_master.names.keeper import NameKeeper
 from daemons.mc_master.nodes.handlers import MembershipHandlers
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import TierUsage
+from daemons.protocol.cache import TierUsage
 from daemons.protocol.event import BlocksStored
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.report import Report, ReportReply

@@ -10,7 +10,7 @@ from daemons.conductor.membership import Member
 from daemons.core.ids import NodeId
 from daemons.mc_master.nodes.kept_nodes import KeptNodes
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import AdoptObjects
+from daemons.protocol.tiers import AdoptObjects
 
 ADOPT_INTERVAL_S: Final = 0.5
 _FILE: Final = "object_nodes"

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from daemons.core.errors import Rejected
 from daemons.core.ids import BlockHash, NodeId
-from daemons.protocol.block import BlockFilter, ListedBlock
+from daemons.protocol.block import BlockFilter
+from daemons.protocol.cache import ListedBlock
 from daemons.protocol.prefix_hash import HASH_BYTES
 from daemons.store.directory.columns import NO_ROW
 from daemons.store.directory.directory import Directory

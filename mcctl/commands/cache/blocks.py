@@ -7,11 +7,8 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Conflict, NotFound
 from daemons.core.units import format_count, format_duration, format_size
-from daemons.protocol.block import (
-    BlockFilter,
-    BlockLocation,
-    ListedBlock,
-)
+from daemons.protocol.block import BlockFilter, BlockLocation
+from daemons.protocol.cache import ListedBlock
 from mcctl import render
 from mcctl.cache.places import places_text
 from mcctl.commands.cache.block_filter import (

@@ -8,10 +8,8 @@ import typer
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Rejected, Unavailable
 from daemons.core.units import format_count, format_size
-from daemons.protocol.block import (
-    BlockFilter,
-    ClearBlocksReply,
-)
+from daemons.protocol.block import BlockFilter
+from daemons.protocol.cache import ClearBlocksReply
 from mcctl import render
 from mcctl.commands.cache.block_filter import (
     HashPrefix,

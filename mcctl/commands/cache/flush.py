@@ -7,9 +7,7 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_count, format_size
-from daemons.protocol.block import (
-    FlushBlocksReply,
-)
+from daemons.protocol.cache import FlushBlocksReply
 from mcctl import render
 from mcctl.cache.flush import FlushPlan, dead_nodes
 from mcctl.cache.flush import begin as begin_flush

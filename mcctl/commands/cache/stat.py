@@ -7,10 +7,7 @@ import typer
 
 from daemons.client.cluster import ClusterClient
 from daemons.core.units import format_count, format_usage
-from daemons.protocol.block import (
-    CacheStatReply,
-    TierUsage,
-)
+from daemons.protocol.cache import CacheStatReply, TierUsage
 from mcctl import render
 from mcctl.cache.object_store import shown
 from mcctl.commands.cache.objects import ObjectResult, namespace_facts, stat_object

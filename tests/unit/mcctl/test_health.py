@@ -15,7 +15,7 @@ from daemons.protocol.node import (
     NodeState,
     Role,
 )
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request_list import ListedRequest
 from mcctl.health import Reason, reasons, served_models
 
 RequestState = Literal["running", "done", "failed", "rejected"]

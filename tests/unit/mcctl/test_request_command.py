@@ -5,7 +5,8 @@ import pytest
 
 from daemons.core.errors import NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId, RequestId
-from daemons.protocol.request import Ahead, Candidate, ListedRequest
+from daemons.protocol.request import Candidate
+from daemons.protocol.request_list import Ahead, ListedRequest
 from mcctl.commands.request import _decoded, _predicted, ahead_text, find, weighed
 
 

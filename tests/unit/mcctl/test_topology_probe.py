@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from daemons.core.errors import ConfigError
-from daemons.protocol.request import PathMeasure
+from daemons.protocol.probe import PathMeasure
 from mcctl.topology_probe import ProbedPath, path_warnings
 from mcctl.views import plot_file
 from mcctl.views.plot_file import check_plot, write_plot

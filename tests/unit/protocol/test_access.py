@@ -6,7 +6,8 @@ from daemons.core.ids import Epoch, HostId, Incarnation, NodeId, PublicKey
 from daemons.protocol import messages
 from daemons.protocol.access import ALLOWED, refusal
 from daemons.protocol.base import Message
-from daemons.protocol.block import BlockFilter, ClearBlocks, Put
+from daemons.protocol.block import BlockFilter, Put
+from daemons.protocol.cache import ClearBlocks
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
 from daemons.protocol.node import Join, Leave, NodeDescription, Role
 

@@ -20,6 +20,7 @@ from daemons.core import errors
 from daemons.protocol import (
     base,
     block,
+    cache,
     event,
     failure,
     key,
@@ -28,11 +29,14 @@ from daemons.protocol import (
     node,
     objects,
     pin,
+    probe,
     replication,
     report,
     request,
+    request_list,
     segment,
     tenant,
+    tiers,
 )
 from daemons.protocol.base import Message, Record
 from daemons.protocol.failure import to_error, to_failure
@@ -40,6 +44,7 @@ from daemons.protocol.failure import to_error, to_failure
 MODULES = (
     base,
     block,
+    cache,
     event,
     failure,
     key,
@@ -47,11 +52,14 @@ MODULES = (
     node,
     objects,
     pin,
+    probe,
     replication,
     report,
     request,
+    request_list,
     segment,
     tenant,
+    tiers,
 )
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -8,7 +8,8 @@ from kit.answering import Answering
 from daemons.core.errors import NotFound, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.protocol.base import Ok
-from daemons.protocol.block import CacheStat, FreeBlocks
+from daemons.protocol.block import FreeBlocks
+from daemons.protocol.cache import CacheStat
 from daemons.protocol.messages import Notice
 from daemons.rpc import Call, Channel, Loop
 from daemons.rpc.connection import AT_ONCE_S

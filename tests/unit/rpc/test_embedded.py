@@ -8,7 +8,7 @@ from kit.answering import Answering
 
 from daemons.core.errors import McError, Unavailable
 from daemons.protocol.base import Ok
-from daemons.protocol.block import CacheStat
+from daemons.protocol.cache import CacheStat
 from daemons.protocol.messages import Reply
 from daemons.rpc import Channel, Embedded, Loop
 

@@ -15,7 +15,8 @@ from daemons.core.ids import Epoch, Incarnation, NodeId, PublicKey
 from daemons.protocol.access import ALLOWED
 from daemons.protocol.address import is_loopback, split_key, with_key
 from daemons.protocol.base import Ok, Ping
-from daemons.protocol.block import BlockFilter, CacheStat, ClearBlocks
+from daemons.protocol.block import BlockFilter
+from daemons.protocol.cache import CacheStat, ClearBlocks
 from daemons.protocol.failure import Unwelcome
 from daemons.protocol.key import KEY_ROLES, AllowedKey, KeyRole
 from daemons.protocol.messages import Reply

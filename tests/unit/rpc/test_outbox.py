@@ -9,7 +9,8 @@ import zmq
 from daemons.core.clock import ManualClock
 from daemons.core.ids import Incarnation, NodeId
 from daemons.protocol.base import Ok
-from daemons.protocol.block import CacheStat, FreeBlocks
+from daemons.protocol.block import FreeBlocks
+from daemons.protocol.cache import CacheStat
 from daemons.protocol.messages import encode
 from daemons.protocol.node import HelloReply
 from daemons.rpc import Call, Loop, Server

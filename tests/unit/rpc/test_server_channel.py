@@ -23,7 +23,8 @@ from daemons.core.errors import (
 )
 from daemons.core.ids import BlockHash, Incarnation, NodeId
 from daemons.protocol.base import Ok, Ping
-from daemons.protocol.block import CacheStat, FreeBlocks
+from daemons.protocol.block import FreeBlocks
+from daemons.protocol.cache import CacheStat
 from daemons.protocol.lookup import Match, MatchReply
 from daemons.protocol.messages import Notice, Part, Reply, decode_incoming, encode
 from daemons.protocol.node import Hello, HelloReply

@@ -13,8 +13,9 @@ from daemons.mc_cachenode.lower.staged_slots import SlotParts, StagedSlots
 from daemons.mc_cachenode.lower.staging import Staging
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
-from daemons.protocol.block import BlockLocation, BlockMeta, Stage, StageReply
+from daemons.protocol.block import BlockLocation, BlockMeta
 from daemons.protocol.segment import DataAddress, Grant, RegionRef
+from daemons.protocol.tiers import Stage, StageReply
 from daemons.rpc import Loop
 from daemons.store.lower import BlockRecord
 from daemons.store.promotion import Promotion

@@ -12,15 +12,8 @@ from daemons.core.errors import ProtocolError
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId
 from daemons.mc_master.blocks.clearing import Clearing
 from daemons.mc_master.blocks.device_tier import DeviceTier
-from daemons.protocol.block import (
-    BlockFilter,
-    BlockMeta,
-    ClearBlocks,
-    ClearBlocksReply,
-    FreeBlocks,
-    RememberClear,
-    SealedBlock,
-)
+from daemons.protocol.block import BlockFilter, BlockMeta, FreeBlocks, RememberClear, SealedBlock
+from daemons.protocol.cache import ClearBlocks, ClearBlocksReply
 from daemons.protocol.event import BlocksRemoved, BlocksStored
 from daemons.protocol.node import ModelDescription, NodeDescription
 from daemons.protocol.packed import SealedBlocks

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId, RequestId
-from daemons.protocol.block import CacheStatReply
+from daemons.protocol.cache import CacheStatReply
 from daemons.protocol.node import InstanceLoad, ListedNode, ListNodesReply, NodeDescription, Role
-from daemons.protocol.request import ListedRequest
+from daemons.protocol.request_list import ListedRequest
 from mcctl.commands.top import picture
 from mcctl.views.top import SHOWN_REQUESTS, Look, frame
 
