@@ -23,11 +23,13 @@ def by_tenant(settings: Settings) -> dict[str, PoolUsage]:
         return {}
 
 
-def set_quota(settings: Settings, name: str, pool_bytes: str) -> None:
-    """Raises ConfigError for what is no size, Unavailable."""
+def set_quota(settings: Settings, name: str, pool_bytes: str) -> int:
+    """What it was before, in bytes. Raises ConfigError for what is no size, Unavailable."""
     num_bytes = parse_size(pool_bytes)
     with ClusterClient(settings.master, settings.wait_s, settings.key_file) as client:
+        before = {each.tenant: each.quota_bytes or 0 for each in client.pool_usage()}
         client.set_pool_quota(name, num_bytes)
+    return before.get(name, 0)
 
 
 def show(settings: Settings, name: str) -> None:

@@ -5,9 +5,11 @@ import io
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit.daemon import wait_for
+from kit.full_disk import room_for
 from kit.object_pool import ObjectPool
 
 from daemons.client.cluster import ClusterClient
@@ -85,6 +87,22 @@ def test_a_tenant_above_its_quota_loses_its_own_coldest_blocks_and_nobody_elses(
     assert usage(pool, "acme").quota_bytes == QUOTA, "a quota outlives the master"
     put(pool, "acme", range(100, 140))
     wait_for(lambda: 0 < usage(pool, "acme").used_bytes <= QUOTA, what="acme within its quota")
+
+
+def test_a_quota_of_which_the_file_has_no_room_is_not_half_changed(
+    pool: ObjectPool, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "tenants.toml")
+    mcctl(pool, "tenant", "add", "acme", "--file", file)
+    mcctl(pool, "tenant", "quota", "acme", "--pool-bytes", "6MiB")
+    words = ("tenant", "quota", "acme", "--pool-bytes", "1GiB", "--max-requests", "3")
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), room_for(0):
+        assert main([*words, "--file", file, "--endpoint", pool.endpoint]) == 78
+    assert f"cannot write {file}" in said.getvalue()
+    assert usage(pool, "acme").quota_bytes == QUOTA
+    mcctl(pool, *words, "--file", file)
+    assert usage(pool, "acme").quota_bytes == 1 << 30
 
 
 def test_when_nothing_of_a_tenant_may_go_its_puts_are_refused_and_say_why(

@@ -196,6 +196,7 @@ class NameKeeper:
         """Once per beat interval."""
         state, now_s = self._state, self._state.now_s()
         self.names.expire(now_s)
+        self.rebuilding.tick()
         for member in state.membership:
             if member.state == "suspect":
                 for delete in list(self._deletes):

@@ -38,6 +38,10 @@ class Rebuilding:
                 log.warning("not announced nodes=%s; they count as away", sorted(self._awaited))
         return not self._is_over
 
+    def tick(self) -> None:
+        """Now and then."""
+        self._known.retry()
+
     def joined(self, node: NodeId) -> None:
         """A cache node that will announce what it has."""
         if not self._is_over:

@@ -1,5 +1,6 @@
 """A set of node ids that outlives the master: a small file of lines in its state directory."""
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,14 @@ log = logging.getLogger(__name__)
 
 
 class KeptNodes:
-    """For what a master can do without: one that cannot be read or written is logged, and is empty or as it was."""
+    """For what a master can do without: one that cannot be read is logged, and empty; one that cannot be written is
+    logged, stays as it was and is tried again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._nodes = _read(path)
+        self._is_kept = True
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self._nodes
@@ -33,15 +37,25 @@ class KeptNodes:
             self._nodes.remove(node)
             self._write()
 
+    def retry(self) -> None:
+        """Now and then: perhaps somebody has made room."""
+        if not self._is_kept:
+            self._write()
+
     def _write(self) -> None:
         """A crash leaves the old ids or these."""
+        was_kept, self._is_kept = self._is_kept, False
         fresh = self._path.with_suffix(".new")
         try:
             fresh.unlink(missing_ok=True)  # whatever it is: a pipe would be waited for
             fresh.write_text("".join(f"{node}\n" for node in sorted(self._nodes)), "utf-8")
             fresh.replace(self._path)
+            self._is_kept = True
         except OSError as error:
-            log.warning("nodes not kept path=%s why=%s", self._path, error.strerror)
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            if was_kept:
+                log.warning("nodes not kept path=%s why=%s", self._path, error.strerror)
 
 
 def _read(path: Path) -> set[NodeId]:

@@ -52,6 +52,7 @@ class Adopting:
 
     def run_once(self) -> None:
         """Find somebody for those that are out."""
+        self._owners.retry()
         able = [
             each
             for each in self._state.membership

@@ -7,7 +7,7 @@ import typer
 
 from daemons.config.forms import complaint
 from daemons.config.tenants import Tenant, TenantFile, read_tenants
-from daemons.core.errors import Conflict
+from daemons.core.errors import ConfigError, Conflict
 from daemons.protocol.tenant import PoolUsage
 from mcctl import render
 from mcctl.commands import check_size_if_given
@@ -112,11 +112,13 @@ def quota(
         tenant_pool.show(settings_of(context), name)
         return
 
+    before: list[int] = []
+
     def put(tenants: TenantFile) -> TenantFile:
         check_known(tenants, name)
         # Before the file: a master that does not answer leaves both as they were.
         if pool_bytes is not None:
-            tenant_pool.set_quota(settings_of(context), name, pool_bytes)
+            before.append(tenant_pool.set_quota(settings_of(context), name, pool_bytes))
         return msgspec.structs.replace(
             tenants,
             tenant=[
@@ -125,4 +127,10 @@ def quota(
             ],
         )
 
-    show_tenants(context, change_file(path_to_change(context, file), put), only=name)
+    try:
+        changed = change_file(path_to_change(context, file), put)
+    except ConfigError:
+        for num_bytes in before:  # the file stays as it was, and so does the master's part
+            tenant_pool.set_quota(settings_of(context), name, str(num_bytes))
+        raise
+    show_tenants(context, changed, only=name)

@@ -97,3 +97,16 @@ def test_a_pipe_where_the_next_file_is_made_is_not_waited_for(tmp_path: Path) ->
     assert read_state(tmp_path / "state") == b"kept"
     KeptNodes(tmp_path / "cachenodes").add(NodeId("a"))
     assert list(KeptNodes(tmp_path / "cachenodes")) == ["a"]
+
+
+def test_nodes_that_a_full_disk_could_not_take_are_kept_once_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "cachenodes"
+    nodes = KeptNodes(path)
+    nodes.add(NodeId("a"))
+    with room_for(2):
+        nodes.add(NodeId("b" * 5000))
+        nodes.retry()
+    assert [each.name for each in tmp_path.iterdir()] == ["cachenodes"]
+    assert list(KeptNodes(path)) == ["a"]
+    nodes.retry()
+    assert set(KeptNodes(path)) == {"a", "b" * 5000}
