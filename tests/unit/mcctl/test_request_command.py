@@ -7,7 +7,8 @@ from daemons.core.errors import NotFound, Rejected
 from daemons.core.ids import BlockHash, NodeId, RequestId
 from daemons.protocol.request import Candidate
 from daemons.protocol.request_list import Ahead, ListedRequest
-from mcctl.commands.request import _decoded, _predicted, ahead_text, find, weighed
+from mcctl.commands.request.explain import weighed
+from mcctl.commands.request.recent import _decoded, _predicted, ahead_text, find
 
 
 def candidate(node: str, total_s: float) -> Candidate:

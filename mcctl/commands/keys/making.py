@@ -1,0 +1,135 @@
+"""mcctl keys generate, rotate: new key pairs."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from daemons.client.identity import new_key
+from daemons.config.key_files import (
+    KeyList,
+    read_key_file,
+)
+from daemons.core.errors import Conflict, McError, Rejected
+from daemons.core.ids import NodeId
+from daemons.protocol.key import KEY_ROLES, KeyRole
+from mcctl import render
+from mcctl.commands.keys.key_folder import (
+    KEYS,
+    LIST,
+    Directory,
+    Node,
+    WrittenKey,
+    change_list,
+    key_folder,
+    listed,
+    without,
+    write_pair,
+)
+from mcctl.output_schema import prints
+from mcctl.settings import settings_of
+
+
+def _check_role(value: str) -> str:
+    if value not in KEY_ROLES:
+        raise typer.BadParameter(f"{value}: write one of {', '.join(KEY_ROLES)}")
+    return value
+
+
+@prints(WrittenKey)
+def generate(
+    context: typer.Context,
+    node: Node,
+    role: Annotated[
+        str,
+        typer.Option(help=f"One of {', '.join(KEY_ROLES)}.", metavar="ROLE", callback=_check_role),
+    ],
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a client: whose objects it may put, get, list and delete. May be repeated.",
+            metavar="NAMESPACE",
+        ),
+    ] = None,
+    let_in: Annotated[
+        bool, typer.Option("--authorize", help="Put it on the list here, too.")
+    ] = False,
+    directory: Directory = None,
+) -> None:
+    """Make a key pair. NODE.key is the secret and goes to that host alone, NODE.pub goes to the list.
+
+    The role admin is an operator's. A client is an application with a Store (mc-store): it uses objects in its
+    namespaces, and sees and changes nothing else.
+
+    \b
+    Example: mcctl keys generate cache-1 --role cachenode
+    Example: mcctl keys generate trainer --role client --namespace training
+    """
+    folder = key_folder(context, directory)
+    secret = folder / KEYS / f"{node}.key"
+    if secret.exists():
+        raise Conflict(f"{secret} exists; mcctl keys rotate {node} makes another key for it")
+    try:
+        made = new_key(NodeId(node), _as_role(role), namespace or ())
+    except ValueError as error:
+        raise typer.BadParameter(f"--namespace: {error}") from None
+    written = write_pair(folder, made)
+    if let_in:
+        try:
+            change_list(folder / LIST, lambda keys: KeyList(key=[*keys.key, listed(made)]))
+        except McError:
+            for path in (written.key_file, written.public_file):
+                Path(path).unlink(missing_ok=True)
+            raise
+    _show_written(context, written)
+
+
+@prints(WrittenKey)
+def rotate(context: typer.Context, node: Node, directory: Directory = None) -> None:
+    """Make another key for a node, let in beside the old one. That one goes on until it is revoked.
+
+    Install the new NODE.key, restart the daemon, then: mcctl keys revoke NODE --key OLD.
+
+    \b
+    Example: mcctl keys rotate cache-1
+    """
+    folder = key_folder(context, directory)
+    old = read_key_file(folder / KEYS / f"{node}.key")
+    made = new_key(NodeId(old.node), old.role, old.namespaces)
+    # On the list first: whatever fails after that, the file that is there opens as before.
+    change_list(folder / LIST, lambda keys: KeyList(key=[*keys.key, listed(made)]))
+    try:
+        fresh = write_pair(folder, made)
+    except McError:
+        with contextlib.suppress(McError):
+            change_list(folder / LIST, lambda keys: without(keys, made.public))
+        raise
+    _show_written(context, fresh)
+    render.note(
+        f"install {fresh.key_file}, restart {node}, then: mcctl keys revoke {node} --key {old.public[:16]}"
+    )
+
+
+def _as_role(text: str) -> KeyRole:
+    for role in KEY_ROLES:
+        if role == text:
+            return role
+    raise Rejected(f"no such role: {text}")
+
+
+def _show_written(context: typer.Context, written: WrittenKey) -> None:
+    output = settings_of(context).output
+    if output == "json":
+        render.emit_json(written)
+    elif output == "plain":
+        render.emit_line(written.public)
+    else:
+        render.show_facts(
+            [
+                ("key of", f"{written.role} {written.node}"),
+                ("public", written.public),
+                ("secret in", written.key_file),
+                ("public in", written.public_file),
+            ]
+        )
