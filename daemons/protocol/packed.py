@@ -50,6 +50,9 @@ SEALED: Final = np.dtype(
 )
 LOCATION_BYTES: Final = LOCATION.itemsize
 SEALED_BYTES: Final = SEALED.itemsize
+_WORD_BYTES: Final = 8
+_PARENT: Final = LOCATION_BYTES // _WORD_BYTES
+"""In words of a record; its hash is the first two."""
 _LOCATION: Final = struct.Struct("<16s4Q4I")
 _SEALED: Final = struct.Struct("<16s4Q4I16sQ4I")
 
@@ -185,6 +188,15 @@ class SealedBlocks(Record, frozen=True, kw_only=True):
 
     def hashes(self) -> list[BlockHash]:
         return cast(list[BlockHash], self.locations()["hash"].tolist())
+
+    def starts(self) -> NDArray[np.intp]:
+        """Indexes of those whose parent is not the block before them."""
+        words = np.frombuffer(self.rows, np.uint64).reshape(-1, SEALED_BYTES // _WORD_BYTES)
+        is_start = np.ones(len(words), np.bool_)
+        differs = words[1:, _PARENT : _PARENT + 2] != words[:-1, :2]
+        is_start[1:] = differs[:, 0] | differs[:, 1]
+        found: NDArray[np.intp] = is_start.nonzero()[0]
+        return found
 
     def is_of_model(self, model: str) -> bool:
         """Whether any block may be of this one."""

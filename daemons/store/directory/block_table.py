@@ -2,7 +2,6 @@
 number); everything else is in arrays, for a million blocks must neither cost gigabytes nor slow the collector.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, cast
@@ -66,10 +65,32 @@ class BlockTable:
         rows = map(self.row_by_hash.get, hashes, repeat(NO_ROW))
         return np.fromiter(rows, np.intp, len(hashes))
 
+    def take_all(self, hashes: Sequence[BlockHash]) -> Rows:
+        """As `find_all`, and they are found no more: what is to stay is `put_back`, the rest goes by `remove_all`. Of
+        one that is named twice the second is not there.
+        """
+        rows = map(self.row_by_hash.pop, hashes, repeat(NO_ROW))
+        return np.fromiter(rows, np.intp, len(hashes))
+
+    def put_back(self, hashes: Sequence[BlockHash], rows: Rows) -> None:
+        """Found again in the rows that `take_all` gave."""
+        self.row_by_hash.update(zip(hashes, rows.tolist(), strict=True))
+
     def add_all(
         self, sealed: SealedBlocks, hashes: Sequence[BlockHash], created_s: NDArray[np.float64]
-    ) -> Rows:
-        """Rows of blocks that are not there yet, each once; `hashes` are theirs. They have no replica yet."""
+    ) -> Rows | None:
+        """Their rows; `hashes` are theirs. They have no replica yet. None, and nothing is changed, where one of them is
+        there already, or named twice.
+
+        One look at the dict for each: of a million keys that is what a block costs most for.
+        """
+        numbers = self._pool.next(len(hashes)).tolist()
+        held = list(map(self.row_by_hash.setdefault, hashes, numbers))
+        if held != numbers:
+            for block_hash, row, number in zip(hashes, held, numbers, strict=True):
+                if row == number:
+                    del self.row_by_hash[block_hash]
+            return None
         rows = self._pool.take(len(hashes))
         for column in (self.hashes, self.parents, self.depth, self.num_tokens):
             column.reach(self._pool.num_used)
@@ -84,7 +105,6 @@ class BlockTable:
         self.kind.values[rows] = self._count_kinds(sealed, location["common"])
         self.created_s.values[rows] = created_s
         self.uses.values[rows] = 0
-        self.row_by_hash.update(zip(hashes, rows.tolist(), strict=True))
         for index, named in sealed.named.items():
             self.name(int(rows[index]), named)
         return rows
@@ -98,9 +118,8 @@ class BlockTable:
         self.names[row] = Named(kind.namespace, named.name, named.value_bytes)
         self.rows_by_name.setdefault(kind.namespace, {})[named.name] = row
 
-    def remove_all(self, hashes: Sequence[BlockHash], rows: Rows) -> None:
-        """Blocks that are there, each once, and have no replica any more."""
-        deque(map(self.row_by_hash.__delitem__, hashes), 0)
+    def remove_all(self, rows: Rows) -> None:
+        """Blocks that were taken out by `take_all` and have no replica any more."""
         counts = np.bincount(self.kind.values[rows])
         kind_ids = np.flatnonzero(counts).tolist()
         if not self._named_kinds.isdisjoint(kind_ids):

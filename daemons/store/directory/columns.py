@@ -66,15 +66,20 @@ class RowPool:
         """Rows that were ever in use; those above are blank."""
         self._free = array("q")
 
-    def take(self, count: int) -> Rows:
-        start = max(0, len(self._free) - count)
-        reused = np.array(self._free[start:], np.intp)
-        del self._free[start:]
-        first, num_new = self.num_used, count - len(reused)
-        self.num_used += num_new
+    def next(self, count: int) -> Rows:
+        """What `take` will give."""
+        reused = np.array(self._free[max(0, len(self._free) - count) :], np.intp)
+        num_new = count - len(reused)
         if not num_new:
             return reused
-        return np.concatenate([reused, np.arange(first, first + num_new)])
+        return np.concatenate([reused, np.arange(self.num_used, self.num_used + num_new)])
+
+    def take(self, count: int) -> Rows:
+        rows = self.next(count)
+        start = max(0, len(self._free) - count)
+        self.num_used += count - (len(self._free) - start)
+        del self._free[start:]
+        return rows
 
     def give(self, rows: Rows) -> None:
         self._free.frombytes(rows.astype(np.int64).tobytes())

@@ -42,8 +42,7 @@ class Recording:
         """The same of what `check_sealed` let pass."""
         number = self._tables.number_of(node, tier)
         known, hashes = self._tables.blocks.row_by_hash, sealed.hashes()
-        if known.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes):
-            self._record_new(number, sealed, hashes, now_s)
+        if self._record_new(number, sealed, hashes, now_s):
             return sealed
         fresh: dict[BlockHash, int] = {}
         for index, key in enumerate(hashes):
@@ -51,7 +50,8 @@ class Recording:
                 fresh.setdefault(key, index)
         first = list(fresh.values())
         if first:
-            self._record_new(number, sealed.part(first), list(fresh), now_s)
+            is_recorded = self._record_new(number, sealed.part(first), list(fresh), now_s)
+            assert is_recorded, "each of them is new, and there once"
         is_first = set(first)
         again = [index for index in range(len(hashes)) if index not in is_first]
         return sealed.part(first + self._record_known(number, sealed, again, now_s))
@@ -64,8 +64,8 @@ class Recording:
         number = tables.number_of(node, tier)
         if not hashes:
             return []
-        freed = list(dict.fromkeys(hashes))
-        rows = tables.blocks.find_all(freed)
+        freed = list(hashes)
+        rows = tables.blocks.take_all(freed)
         if np.count_nonzero(rows == NO_ROW):
             freed = [key for key, row in zip(freed, rows.tolist(), strict=True) if row != NO_ROW]
             rows = rows[rows != NO_ROW]
@@ -79,6 +79,8 @@ class Recording:
             self._free_alone(number, freed, rows)
             return freed
         alone = [freed[index] for index in np.flatnonzero(is_alone).tolist()]
+        others = [freed[index] for index in np.flatnonzero(~is_alone).tolist()]
+        tables.blocks.put_back(others, rows[~is_alone])
         self._free_alone(number, alone, rows[is_alone])
         gone = set(alone)
         return [key for key in freed if key in gone or self._free_one(number, key)]
@@ -98,6 +100,7 @@ class Recording:
             alone = blocks[is_alone].astype(np.intp)
             hashes = tables.blocks.hashes_of(alone)
             self._keep_away_names(alone.tolist(), slot.node)
+            tables.blocks.take_all(hashes)
             self._free_alone(number, hashes, alone)
             for row, block in zip(
                 rows[~is_alone].tolist(), blocks[~is_alone].tolist(), strict=True
@@ -117,10 +120,12 @@ class Recording:
 
     def _record_new(
         self, number: int, sealed: SealedBlocks, hashes: Sequence[BlockHash], now_s: float
-    ) -> None:
-        """Blocks that were nowhere, each once."""
+    ) -> bool:
+        """Blocks that were nowhere, each once; False, and nothing is changed, where they are not all such."""
         tables, columns = self._tables, sealed.columns()
         rows = tables.blocks.add_all(sealed, hashes, now_s - columns["age_ms"] / 1000)
+        if rows is None:
+            return False
         tables.leases.add_all(rows, now_s=now_s)
         replicas = tables.replicas.add_all(number, rows, columns["location"])
         tables.blocks.head.values[rows] = replicas
@@ -132,11 +137,10 @@ class Recording:
         if tables.heat is not None:
             for row, key in zip(rows.tolist(), hashes, strict=True):
                 tables.heat.add(row, key, now_s=now_s)
-            for row in rows.tolist():
-                tables.touch_parents(row, now_s, 0.0)
-            return
-        for row in tables.blocks.starts(rows).tolist():
+        starts = rows if tables.heat is not None else rows[sealed.starts()]
+        for row in starts.tolist():
             tables.touch_parents(row, now_s, 0.0)
+        return True
 
     def _record_known(
         self, number: int, sealed: SealedBlocks, indexes: Sequence[int], now_s: float
@@ -205,7 +209,7 @@ class Recording:
         slot.pending_bytes = max(0, slot.pending_bytes - num_bytes)
 
     def _free_alone(self, number: int, hashes: Sequence[BlockHash], rows: Rows) -> None:
-        """Blocks that go with their only replica, which is in this slot."""
+        """Blocks that go with their only replica, which is in this slot; they are taken out already."""
         if not len(rows):
             return
         tables = self._tables
@@ -217,14 +221,14 @@ class Recording:
         tables.replicas.remove_all(number, heads)
 
     def _remove_blocks(self, hashes: Sequence[BlockHash], rows: Rows) -> None:
-        """That have no replica any more."""
+        """That have no replica any more, and are taken out already."""
         tables = self._tables
         tables.pins.blocks_removed(rows)
         if tables.heat is not None:
             for row, key in zip(rows.tolist(), hashes, strict=True):
                 tables.heat.remove(row, key)
         tables.blocks.head.values[rows] = NO_ROW
-        tables.blocks.remove_all(hashes, rows)
+        tables.blocks.remove_all(rows)
         if tables.left:
             for key in hashes:
                 tables.left.pop(key, None)
@@ -240,7 +244,8 @@ class Recording:
             following[chain[chain.index(replica) - 1]] = following[replica]
         slot = tables.replicas.slot.values.item(replica)
         if len(chain) == 1:
-            self._remove_blocks([tables.blocks.hash_of(row)], np.array([row], np.intp))
+            hashes = [tables.blocks.hash_of(row)]
+            self._remove_blocks(hashes, tables.blocks.take_all(hashes))
         tables.replicas.remove_all(slot, np.array([replica], np.intp))
 
     def _keep_away_names(self, blocks: Sequence[int], node: NodeId) -> None:

@@ -433,6 +433,40 @@ def test_a_copy_that_one_report_names_twice_is_one_and_where_it_was_said_last() 
     assert used_s.tolist() == [5] * 6, "also of the one whose followers were copied"
 
 
+def test_frees_that_are_repeated_unknown_or_of_another_node_take_nothing_else_along() -> None:
+    made, (hashes, others) = directory(N0, N1), CHAINS[:2]
+    made.record_sealed(N0, SealedBlocks.pack(sealed(hashes)), now_s=1)
+    made.record_sealed(N1, SealedBlocks.pack(sealed(hashes)[:2] + sealed(others)), now_s=1)
+    told = [hashes[0], hashes[4], others[1], hashes[4], CHAINS[2][0], hashes[0], hashes[5]]
+    assert made.record_freed(N0, told) == [hashes[0], hashes[4], hashes[5]]
+    made.check_invariants()
+    assert made.num_blocks_on(N0) == 3
+    assert len(matched(made, others, now_s=2, lease_s=0)) == 6
+    first, *_ = matched(made, hashes, now_s=2, lease_s=0)
+    assert first.node == N1
+    assert made.record_freed(N1, [hashes[0], hashes[0]]) == [hashes[0]]
+    assert matched(made, hashes, now_s=2, lease_s=0) == []
+    made.check_invariants()
+
+
+def test_a_report_that_names_a_new_block_twice_leaves_no_row_in_use_for_it() -> None:
+    made, blocks = directory(), sealed(CHAINS[0])
+    twice = SealedBlocks.pack([*blocks, *blocks[2:4]])
+    made.record_sealed(N0, twice, now_s=1)
+    made.check_invariants()
+    assert made.num_blocks_on(N0) == len(made.blocks) == 6
+    made.record_freed(N0, CHAINS[0])
+    made.record_sealed(N0, SealedBlocks.pack(sealed(CHAINS[1] + CHAINS[2])), now_s=2)
+    made.check_invariants()
+    assert len(made.blocks) == 12
+
+
+def test_a_prefix_starts_where_a_parent_is_not_the_block_before() -> None:
+    blocks = sealed(CHAINS[0])[2:] + sealed(CHAINS[1]) + sealed(CHAINS[2])[3:4]
+    assert SealedBlocks.pack(blocks).starts().tolist() == [0, 4, 10]
+    assert SealedBlocks.pack([]).starts().tolist() == []
+
+
 def test_child_sealed_late_keeps_its_parents() -> None:
     made = directory()
     hashes, other = chain(1), chain(2)
