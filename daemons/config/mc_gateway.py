@@ -35,6 +35,9 @@ class HttpSection(Section, frozen=True, kw_only=True):
     those of one tenant take half of it at most."""
     head_timeout_s: Seconds = 30.0
     """A connection that has not sent the head of a request so long after it was opened, or began one, is closed."""
+    max_connections_per_address: Count = 1024
+    """Of one IP address, or one /64 of IPv6, at most half of what the limit of open files leaves; one more is closed at
+    once. A proxy in front is one address: at least as many as it opens."""
     drain_s: Seconds = 30.0
     """Answers that still run so long after SIGTERM are cut; the unit's TimeoutStopSec must be longer."""
     status_page: bool = True

@@ -26,7 +26,7 @@ from daemons.mc_gateway.access_log import open_access_log
 from daemons.mc_gateway.board import Board
 from daemons.mc_gateway.bridge import Bridge
 from daemons.mc_gateway.catalog import REFRESH_S, Catalog
-from daemons.mc_gateway.connection import HttpConnection, on_loop_error
+from daemons.mc_gateway.connection import HttpConnection, Room, on_loop_error
 from daemons.mc_gateway.generation import Gateway, Slots
 from daemons.mc_gateway.handlers import build_asgi
 from daemons.mc_gateway.metrics import GatewayMetrics
@@ -172,10 +172,11 @@ class GatewayApp:
             preparer.close()
 
     def _connection_type(self) -> Callable[..., HttpConnection]:
+        http = self._config.http
         return partial(
             HttpConnection,
-            head_timeout_s=self._config.http.head_timeout_s,
-            max_connections=room_for_connections(),
+            head_timeout_s=http.head_timeout_s,
+            room=Room(room_for_connections(), http.max_connections_per_address),
         )
 
     def _status_page(

@@ -1,10 +1,14 @@
 """One HTTP connection: closed when a request does not come whole in time, so that idle ones cannot pile up, and at
-once where it is one too many: what the gateway itself must open still finds room.
+once where it is one too many, of all or of its address: what the gateway itself must open still finds room, and so do
+other clients.
 """
 
 import asyncio
 import errno
 import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -14,27 +18,63 @@ log = logging.getLogger(__name__)
 _NO_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """For the connections of one server: of all, and of one address, which gets half of it at most."""
+
+    total: int
+    of_address: int
+    num_by_address: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, address: str, num_open: int) -> bool:
+        """Whether there is room; `leave` gives it back. `num_open`: of all, with this one."""
+        if num_open > self.total:
+            log.warning("connections are closed at once max=%d", self.total)
+            return False
+        most = min(self.of_address, max(1, self.total // 2))
+        if self.num_by_address[address] >= most:
+            log.warning("connections are closed at once address=%s max=%d", address, most)
+            return False
+        self.num_by_address[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        self.num_by_address[address] -= 1
+        if not self.num_by_address[address]:
+            del self.num_by_address[address]
+
+
+def counted_address(host: str) -> str:
+    """What counts as one address: of IPv6 the network, all of which a single host may have."""
+    if ":" not in host:
+        return host
+    network = int(IPv6Address(host.partition("%")[0])) >> 64 << 64
+    return f"{IPv6Address(network)}/64"
+
+
 class HttpConnection(H11Protocol):
     """The server's own timer runs between a request's end and the next byte; ours until a request's head is there."""
 
-    def __init__(
-        self, *args: Any, head_timeout_s: float, max_connections: int, **more: Any
-    ) -> None:
+    def __init__(self, *args: Any, head_timeout_s: float, room: Room, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_timeout_s = head_timeout_s
-        self._max_connections = max_connections
+        self._room = room
+        self._address: str | None = None
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._max_connections:
-            log.warning("connections are closed at once max=%d", self._max_connections)
+        address = counted_address(self.client[0] if self.client else "")
+        if not self._room.enter(address, len(self.connections)):
             transport.abort()
             return
+        self._address = address
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
+        if self._address is not None:
+            self._room.leave(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
-from daemons.mc_gateway.connection import HttpConnection, on_loop_error
+from daemons.mc_gateway.connection import HttpConnection, Room, counted_address, on_loop_error
 
 pytestmark = pytest.mark.timeout(60)
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -22,9 +22,10 @@ WITHIN_S = 20.0
 class Bench:
     """A server in the running loop."""
 
-    def __init__(self, listener: socket.socket, max_connections: int) -> None:
+    def __init__(self, listener: socket.socket, room: Room) -> None:
         self.address = listener.getsockname()
-        http: Any = partial(HttpConnection, head_timeout_s=60.0, max_connections=max_connections)
+        self.room = room
+        http: Any = partial(HttpConnection, head_timeout_s=60.0, room=room)
         config = uvicorn.Config(
             PlainTextResponse("fine"),
             http=http,
@@ -35,9 +36,9 @@ class Bench:
         self.server = uvicorn.Server(config)
         self._serving = asyncio.ensure_future(self.server.serve(sockets=[listener]))
 
-    async def ask(self) -> tuple[bytes, asyncio.StreamWriter]:
+    async def ask(self, address: str = "127.0.0.1") -> tuple[bytes, asyncio.StreamWriter]:
         """The beginning of the answer; nothing where it was closed."""
-        reader, writer = await asyncio.open_connection(*self.address)
+        reader, writer = await asyncio.open_connection(*self.address, local_addr=(address, 0))
         writer.write(GET)
         try:
             return await asyncio.wait_for(reader.read(12), WITHIN_S), writer
@@ -49,22 +50,30 @@ class Bench:
         await asyncio.wait_for(self._serving, WITHIN_S)
 
 
-async def fill(listener: socket.socket) -> None:
-    bench = Bench(listener, max_connections=2)
-    answers = [await bench.ask() for _ in range(4)]
-    assert [answer for answer, _ in answers] == [b"HTTP/1.1 200", b"HTTP/1.1 200", b"", b""]
-    for _, writer in answers:
+async def close(*writers: asyncio.StreamWriter) -> None:
+    for writer in writers:
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+
+async def expect_room(bench: Bench) -> None:
+    """Those that left may not be gone yet."""
     answer = b""
     async with asyncio.timeout(WITHIN_S):
-        while not answer:  # those that left may not be gone yet
+        while not answer:
             answer, writer = await bench.ask()
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+            await close(writer)
     assert answer == b"HTTP/1.1 200"
+
+
+async def fill(listener: socket.socket) -> None:
+    bench = Bench(listener, Room(2, 9))
+    addresses = [f"127.0.0.{number}" for number in range(1, 5)]
+    answers = [await bench.ask(address) for address in addresses]
+    assert [answer for answer, _ in answers] == [b"HTTP/1.1 200", b"HTTP/1.1 200", b"", b""]
+    await close(*(writer for _, writer in answers))
+    await expect_room(bench)
     await bench.end()
 
 
@@ -76,6 +85,51 @@ def test_one_connection_too_many_is_closed_at_once_and_those_before_are_answered
     assert "connections are closed at once max=2" in caplog.text
 
 
+async def crowd(listener: socket.socket) -> None:
+    """One address holds what it may, and never sends another head; others are served, and so is the first one after."""
+    bench = Bench(listener, Room(100, 3))
+    held = [await bench.ask() for _ in range(3)]
+    for _, writer in held:
+        writer.write(b"GET / HT")
+    refused, more = await bench.ask()
+    assert refused == b""
+    served, other = await bench.ask("127.0.0.2")
+    assert served == b"HTTP/1.1 200"
+    await close(more, other, *(writer for _, writer in held))
+    await expect_room(bench)
+    await bench.end()
+
+
+def test_one_address_holds_its_share_of_the_connections_and_others_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(crowd(listener))
+    assert "connections are closed at once address=127.0.0.1 max=3" in caplog.text
+
+
+def test_one_address_never_gets_more_than_half_of_the_room() -> None:
+    room = Room(4, 1024)
+    assert [room.enter("10.0.0.1", number) for number in range(1, 4)] == [True, True, False]
+    assert room.enter("10.0.0.2", 3)
+    room.leave("10.0.0.1")
+    assert room.enter("10.0.0.1", 3)
+
+
+@pytest.mark.parametrize(
+    ("host", "counted"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:bbbb::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_of_ipv6_a_network_counts_as_one_address(host: str, counted: str) -> None:
+    assert counted_address(host) == counted
+
+
 async def starve(listener: socket.socket) -> None:
     """A connection for which there is no file, and an end before it is tried again."""
     loop, has_failed = asyncio.get_running_loop(), asyncio.Event()
@@ -85,7 +139,7 @@ async def starve(listener: socket.socket) -> None:
         has_failed.set()
 
     loop.set_exception_handler(on_error)
-    bench = Bench(listener, max_connections=9)
+    bench = Bench(listener, Room(9, 9))
     answer, writer = await bench.ask()
     assert answer == b"HTTP/1.1 200"
     writer.close()
