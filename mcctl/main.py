@@ -13,6 +13,7 @@ from mcctl import exit_codes, watching
 from mcctl.command_line.complaints import next_step, unforeseen
 from mcctl.command_line.global_flags import OUTPUTS, set_flag
 from mcctl.command_line.nouns import LazyGroup
+from mcctl.durations import duration
 from mcctl.render import complain
 from mcctl.settings import Settings
 
@@ -58,7 +59,7 @@ def _root(  # noqa: PLR0913, PLR0917 - one for each global flag
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(help="Seconds to wait for an answer.", min=0.01, metavar="SECONDS"),
+        duration(least_s=0.01, help="How long to wait for an answer: 30, 500ms, 1m."),
     ] = None,
     output: Annotated[
         str | None,
@@ -88,7 +89,7 @@ def _root(  # noqa: PLR0913, PLR0917 - one for each global flag
     ] = False,
     interval: Annotated[
         float,
-        typer.Option(hidden=True, min=0.1, metavar="SECONDS", help="Between two looks of --watch."),
+        duration(hidden=True, least_s=0.1, help="Between two looks of --watch."),
     ] = watching.DEFAULT_S,
     _version: Annotated[
         bool,

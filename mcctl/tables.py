@@ -153,7 +153,7 @@ def table(
     )
     for column in columns:
         drawn.add_column(
-            column.title.replace(" ", "\n") if is_tall and column.is_number else column.title,
+            _tall(column.title) if is_tall and column.is_number else column.title,
             justify="right" if column.is_number else "left",
             overflow="fold",
             no_wrap=column.is_number,
@@ -161,6 +161,10 @@ def table(
     for row in rows:
         drawn.add_row(*(cell(column, row) for column in columns))
     return drawn
+
+
+def _tall(title: str) -> str:
+    return title.replace(" ", "\n").replace("/", "/\n")
 
 
 def longest_word(texts: Iterable[str]) -> int:

@@ -11,6 +11,8 @@ MAX_SIZE = 1 << 62
 """No size is as large: sums of a few of them still fit what messages and files hold."""
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?\s*$", re.IGNORECASE)
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _FACTORS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 
 
@@ -28,6 +30,20 @@ def parse_size(text: str | int) -> int:
             f"size {str(text)[:80]} is more than anybody has; write it like 512MiB or 2GiB"
         )
     return int(size)
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of "500ms", "90s", "10m", "1h30m", "7d", or of a plain number."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    parts = _DURATION.findall(str(text))
+    if not parts or _DURATION.sub("", str(text)):
+        raise ConfigError(
+            f"duration {str(text)[:80]!r} is not understood; write seconds, or it like 500ms, 90s, 10m, 1h or 7d"
+        )
+    return sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts)
 
 
 def format_size(num_bytes: float) -> str:

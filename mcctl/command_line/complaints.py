@@ -73,7 +73,8 @@ def _usage(error: Any) -> str:
     path = context.command_path if context is not None else "mcctl"
     problem = _problem(error)
     end = "" if problem.endswith((".", "?", "!")) else "."
-    return f"{problem}{end}{_for_example(error, context)} Try `{path} --help`."
+    example = "" if f"`{path} " in problem else _for_example(error, context)
+    return f"{problem}{end}{example} Try `{path} --help`."
 
 
 def _problem(error: Any) -> str:

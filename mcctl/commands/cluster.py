@@ -25,6 +25,7 @@ from mcctl.cluster.record import (
 )
 from mcctl.cluster.restarting import Restart
 from mcctl.commands import check_dtype, check_size, new_app
+from mcctl.durations import duration
 from mcctl.file_system import file_system
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
@@ -99,11 +100,9 @@ def up(
     ] = None,
     ttft_slo: Annotated[
         float,
-        typer.Option(min=0, help="Reject who would wait longer for the first token, in seconds."),
+        duration(help="Reject who would wait longer for the first token."),
     ] = 0.0,
-    tbt_slo: Annotated[
-        float, typer.Option(min=0, help="Reject who would wait longer between tokens, in seconds.")
-    ] = 0.0,
+    tbt_slo: Annotated[float, duration(help="Reject who would wait longer between tokens.")] = 0.0,
     tenants: Annotated[
         Path | None,
         typer.Option(
@@ -167,7 +166,7 @@ def up(
 def down(
     context: typer.Context,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds each group of daemons may drain before SIGKILL.")
+        float, duration(help="How long each group of daemons may drain before SIGKILL.")
     ] = 5.0,
 ) -> None:
     """End the cluster and remove what it made. Files of --segment-directory, --ssd-directory stay. Fine when none runs.
@@ -225,9 +224,7 @@ def restart(
             help="cachenode, decode-2, or prefill for all; default: those that have ended.",
         ),
     ] = None,
-    grace: Annotated[
-        float, typer.Option(min=0, help="Seconds a daemon may drain before SIGKILL.")
-    ] = 5.0,
+    grace: Annotated[float, duration(help="How long a daemon may drain before SIGKILL.")] = 5.0,
 ) -> int:
     """Start daemons of the cluster again, and wait for them.
 

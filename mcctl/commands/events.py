@@ -18,6 +18,7 @@ from daemons.protocol.event import BlockMoved, BlockRemoved, BlockStored, Single
 from daemons.protocol.node import NodeJoined, NodeLeft
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.durations import duration
 from mcctl.numbers import check_number
 from mcctl.output_schema import prints
 from mcctl.settings import Output, settings_of
@@ -60,9 +61,7 @@ def events(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on after --since or --last.")
     ] = False,
-    seconds: Annotated[
-        float | None, typer.Option("--for", min=0, help="End after so many seconds.")
-    ] = None,
+    seconds: Annotated[float | None, duration("--for", help="End after so long.")] = None,
     source: Annotated[
         str | None,
         typer.Option("--events", help="The master's node.events, where it is not the next port."),

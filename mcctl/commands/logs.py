@@ -10,6 +10,7 @@ from mcctl.cluster import logs as local_logs
 from mcctl.cluster.logs import LogFile
 from mcctl.cluster.record import find_daemons, persistent_directory, read_record
 from mcctl.commands import new_app
+from mcctl.durations import duration
 from mcctl.output_schema import prints
 from mcctl.settings import Output, settings_of
 from mcctl.systemd import JournalLine
@@ -18,9 +19,7 @@ app = new_app()
 
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")]
-Seconds = Annotated[
-    float | None, typer.Option("--for", min=0, help="With --follow: end after so many seconds.")
-]
+Seconds = Annotated[float | None, duration("--for", help="With --follow: end after so long.")]
 
 
 @app.command()

@@ -18,6 +18,7 @@ from mcctl.commands import new_app
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.views.node_state import state_text
 from mcctl.watching import watchable
 
 app = new_app()
@@ -45,7 +46,7 @@ def list_nodes(context: typer.Context) -> None:
     columns = [
         Column("node", lambda n: n.node.node),
         Column("role", lambda n: n.node.role),
-        Column("state", state_text),
+        Column("state", lambda n: state_text(n.state, is_draining=n.is_draining)),
         Column("host", lambda n: n.node.host, extra=2),
         Column("pid", lambda n: str(n.node.pid), is_number=True, extra=3),
         Column("endpoint", lambda n: address_of(n.node.control), extra=5),
@@ -233,13 +234,6 @@ def undrain(context: typer.Context, node: Node) -> None:
         render.emit_json({"node": node, "is_draining": False})
     else:
         render.emit_line(f"{node} takes new blocks again")
-
-
-def state_text(node: ListedNode) -> str:
-    """The column of its drain is one that narrow terminals go without."""
-    if not node.is_draining:
-        return node.state
-    return "draining" if node.state == "alive" else f"{node.state}, draining"
 
 
 def drain_text(node: ListedNode) -> str:

@@ -12,9 +12,11 @@ from daemons.core.errors import Unavailable
 from daemons.core.units import format_count, format_duration, format_usage
 from mcctl import render
 from mcctl.commands import new_app
+from mcctl.durations import duration
 from mcctl.output_schema import prints
 from mcctl.render import Column
 from mcctl.settings import settings_of
+from mcctl.views.node_state import state_text
 from mcctl.views.top import Frame, Look, NodeLine, RequestLine, frame
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _BAR_CHARS: Final = 12
 @prints(Frame, is_stream=True)
 def top(
     context: typer.Context,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, duration(least_s=0.1, help="Between two looks.")] = 1.0,
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, help="End after so many frames.")
     ] = None,
@@ -158,7 +160,7 @@ _NODE_COLUMNS: Final = [
     Column("role", lambda line: line.role, extra=1),
     Column("node", lambda line: line.node),
     Column("host", lambda line: line.host, extra=3),
-    Column("state", lambda line: line.state),
+    Column("state", lambda line: state_text(line.state, is_draining=line.is_draining)),
     Column("memory", _memory),
     Column("blocks", lambda line: str(line.num_blocks or ""), is_number=True, extra=2),
     Column("running", lambda line: str(line.num_running or ""), is_number=True),

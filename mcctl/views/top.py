@@ -37,6 +37,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int
     step_s: float
     """Decode: of one token of all its sequences; 0 until measured."""
+    is_draining: bool = False
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +155,7 @@ def _node_lines(reply: ListNodesReply) -> list[NodeLine]:
                 num_queued=load.num_queued if load is not None else 0,
                 queued_tokens=load.queued_tokens if load is not None else 0,
                 step_s=load.decode_step_s if load is not None else 0.0,
+                is_draining=listed.is_draining,
             )
         )
     return sorted(lines, key=lambda line: (line.role, line.node))

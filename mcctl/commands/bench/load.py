@@ -31,6 +31,7 @@ from mcctl.bench.served_model import (
 )
 from mcctl.cluster.plan import ClusterOptions
 from mcctl.cluster.processes import LocalCluster
+from mcctl.durations import duration
 from mcctl.openai_stream import OpenAiClient
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
@@ -59,13 +60,11 @@ def load(
         int, typer.Option(min=1, max=1000, help="At most so many requests under way.")
     ] = 64,
     ttft_slo: Annotated[
-        float, typer.Option(min=0.001, help="Objective in seconds, to the first token.")
+        float, duration(least_s=0.001, help="Objective, to the first token.")
     ] = 5.0,
-    tbt_slo: Annotated[
-        float, typer.Option(min=0.001, help="Objective in seconds, between tokens.")
-    ] = 0.2,
+    tbt_slo: Annotated[float, duration(least_s=0.001, help="Objective, between tokens.")] = 0.2,
     request_timeout: Annotated[
-        float, typer.Option(min=1.0, max=3600.0, help="Seconds after which an answer has failed.")
+        float, duration(least_s=1.0, most_s=3600.0, help="After which an answer has failed.")
     ] = 120.0,
     overload: Annotated[
         float,

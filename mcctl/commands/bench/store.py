@@ -11,6 +11,7 @@ from mcctl.bench import store as store_bench
 from mcctl.bench.published_store import published_master
 from mcctl.bench.store_pool import StorePool
 from mcctl.bench.tables import STORE_BESIDE_COLUMNS, STORE_COLUMNS, WRITER_COLUMNS
+from mcctl.durations import duration
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 
@@ -22,7 +23,7 @@ def store(
         str, typer.Option(help="Numbers of writer processes, with commas; 0 for none.")
     ] = "1,2,4",
     rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 15,
-    seconds: Annotated[float, typer.Option(min=0.1, help="So long each number writes.")] = 2.0,
+    seconds: Annotated[float, duration(least_s=0.1, help="So long each number writes.")] = 2.0,
     running: Annotated[
         bool, typer.Option("--running", help="The cluster of --endpoint, not one of its own.")
     ] = False,

@@ -9,12 +9,11 @@ from daemons.core.errors import NotFound
 from daemons.core.ids import NodeId
 from daemons.protocol.block import BlockFilter
 from mcctl.commands.cache.pins import hex_digits
+from mcctl.durations import duration
 
 Model = Annotated[str | None, typer.Option(help="Only blocks of this model.")]
 Tenant = Annotated[str | None, typer.Option(help="Only blocks of this tenant.")]
-OlderThan = Annotated[
-    float | None, typer.Option(min=0, help="Only blocks sealed more than so many seconds ago.")
-]
+OlderThan = Annotated[float | None, duration(help="Only blocks sealed longer ago, e.g. 1h.")]
 HashPrefix = Annotated[
     str | None, typer.Option(help="Only hashes that begin with these hex digits.")
 ]

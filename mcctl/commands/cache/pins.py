@@ -13,6 +13,7 @@ from daemons.protocol.block import BlockFilter
 from daemons.protocol.pin import PinBlocksReply
 from mcctl import render
 from mcctl.commands.cache.object_blocks import ObjectNamespace, blocks_of
+from mcctl.durations import duration
 from mcctl.output_schema import prints
 from mcctl.settings import Settings, settings_of
 
@@ -29,7 +30,7 @@ def pin(
     context: typer.Context,
     blocks: Hashes,
     ttl: Annotated[
-        float, typer.Option(min=0.001, max=_MAX_TTL_S, help="How many seconds the pin lasts.")
+        float, duration(least_s=0.001, most_s=_MAX_TTL_S, help="How long the pin lasts.")
     ] = 1800.0,
     hard: Annotated[
         bool, typer.Option("--hard", help="Never evicted, instead of after everything else.")

@@ -1,6 +1,7 @@
 """mcctl keys generate, rotate: new key pairs."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,16 @@ def _check_role(value: str) -> str:
     return value
 
 
+def _check_namespaces(node: str, role: str, namespaces: Sequence[str]) -> None:
+    if role == "client" and not namespaces:
+        raise typer.BadParameter(
+            "a client needs --namespace, the objects that it may use: "
+            f"`mcctl keys generate {node} --role client --namespace NAMESPACE`"
+        )
+    if role != "client" and namespaces:
+        raise typer.BadParameter(f"--namespace is for --role client alone, not for {role}")
+
+
 @prints(WrittenKey)
 def generate(
     context: typer.Context,
@@ -66,6 +77,7 @@ def generate(
     Example: mcctl keys generate cache-1 --role cachenode
     Example: mcctl keys generate trainer --role client --namespace training
     """
+    _check_namespaces(node, role, namespace or ())
     folder = key_folder(context, directory)
     secret = folder / KEYS / f"{node}.key"
     if secret.exists():

@@ -22,7 +22,7 @@ def fit(
     context: typer.Context,
     measured: Annotated[
         list[Path],
-        typer.Argument(help="What mcctl bench serve -o json printed.", metavar="SERVE.json"),
+        typer.Argument(help="What mcctl bench serve -o json printed.", metavar="FILE"),
     ],
     hardware: Hardware = DEFAULT,
     drafts: Annotated[
@@ -32,9 +32,9 @@ def fit(
         Path | None, typer.Option(help="Write the TOML to this file, not to stdout.")
     ] = None,
 ) -> None:
-    """A hardware profile from what `bench serve` measured; its errors on stderr.
+    """A hardware profile from what `bench serve` measured.
 
-    What that does not measure, storage and the network, is the profile's of --hardware.
+    What that does not measure, storage and the network, is the profile's of --hardware; errors are on stderr.
 
     \b
     Example: mcctl simulate fit serve.json --out mine.toml

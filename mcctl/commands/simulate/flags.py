@@ -8,6 +8,7 @@ import typer
 
 from daemons.simulation.pool import EVICTION_NAMES
 from daemons.simulation.workloads import WORKLOADS
+from mcctl.durations import duration
 
 MADE_UP_REQUESTS: Final = 2000
 MAX_NODES: Final = 4096
@@ -50,8 +51,8 @@ Evictions = Annotated[
     ),
 ]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it: .svg, or .png.", metavar="FILE")]
-TtftSlo = Annotated[float, typer.Option(min=0.001, help="Seconds to the first token.")]
-TbtSlo = Annotated[float, typer.Option(min=0.0001, help="Seconds between tokens.")]
+TtftSlo = Annotated[float, duration(least_s=0.001, help="Objective, to the first token.")]
+TbtSlo = Annotated[float, duration(least_s=0.0001, help="Objective, between tokens.")]
 
 
 def chosen(names: Sequence[str] | None, known: Sequence[str], default: str) -> Sequence[str]:

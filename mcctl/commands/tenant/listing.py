@@ -45,7 +45,7 @@ def show_tenants(
         Column("tokens/min", lambda t: _limit(t.tokens_per_minute), is_number=True),
         Column("tokens/day", lambda t: _limit(t.tokens_per_day), is_number=True),
         Column("at once", lambda t: _limit(t.max_requests), is_number=True),
-        Column("in the pool", lambda t: tenant_pool.text_of(t.pool), is_number=True, extra=1),
+        Column("pool", lambda t: tenant_pool.text_of(t.pool), is_number=True, extra=1),
         Column("keys", lambda t: " ".join(t.keys) or "none"),
     ]
     render.emit(settings_of(context).output, {"tenants": rows}, columns, rows, title=title)

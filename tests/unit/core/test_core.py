@@ -13,6 +13,7 @@ from daemons.core.units import (
     format_milliseconds,
     format_seconds,
     format_size,
+    parse_duration,
     parse_size,
 )
 
@@ -60,6 +61,32 @@ def test_durations_of_a_column_have_one_unit() -> None:
     times_s = (0.00012, 0.0456, 3.456, 1234.5)
     assert [format_seconds(s) for s in times_s] == ["0.0001 s", "0.0456 s", "3.46 s", "1,234.50 s"]
     assert [format_milliseconds(s) for s in times_s[:3]] == ["0.120 ms", "45.6 ms", "3,456.0 ms"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("0.5", 0.5),
+        (" 90 s", 90.0),
+        ("500ms", 0.5),
+        ("10m", 600.0),
+        ("10min", 600.0),
+        ("1h", 3600.0),
+        ("1h30m", 5400.0),
+        ("1.5H", 5400.0),
+        ("7d", 604800.0),
+        (2.5, 2.5),
+    ],
+)
+def test_durations_are_read_with_and_without_unit(text: str | float, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "h", "1y", "1h x", "-1h", "one", "1h 30"])
+def test_what_is_no_duration_is_told_how_to_write_one(text: str) -> None:
+    with pytest.raises(ConfigError, match="like 500ms, 90s, 10m, 1h or 7d"):
+        parse_duration(text)
 
 
 def test_ids_are_new_each_time() -> None:

@@ -176,3 +176,15 @@ def test_every_verb_shows_the_operators_key(checkout: Path) -> None:
         and "ClusterClient(settings.master," in text
     ]
     assert not without, "ClusterClient(settings.master, settings.wait_s, settings.key_file)"
+
+
+def test_namespaces_are_a_clients_and_the_error_shows_a_line_that_would_do(
+    capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    assert main(["keys", "generate", "t1", "--role", "client", "--directory", folder]) == 2
+    said = capsys.readouterr().err
+    assert "`mcctl keys generate t1 --role client --namespace NAMESPACE`" in said
+    assert "cachenode" not in said
+    words = ["keys", "generate", "p1", "--role", "prefill", "--namespace", "a"]
+    assert main([*words, "--directory", folder]) == 2
+    assert "--namespace is for --role client alone, not for prefill" in capsys.readouterr().err

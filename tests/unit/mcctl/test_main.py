@@ -370,3 +370,22 @@ def test_the_address_towards_a_master_on_this_host_is_loopback(master: str) -> N
 @pytest.mark.parametrize("master", ["tcp://127.0.0.1:port", "nonsense"])
 def test_without_a_route_to_the_master_it_is_loopback_too(master: str) -> None:
     assert own_address(master) == "127.0.0.1"
+
+
+def test_every_flag_that_is_a_duration_takes_one_with_a_unit_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import typer.main
+
+    from mcctl import main as module
+
+    group = typer.main.get_command(module.app)
+    assert main(["cache", "clear", "--older-than", "1y", "--yes"]) == exit_codes.USAGE
+    assert "like 500ms, 90s, 10m, 1h or 7d" in capsys.readouterr().err
+    assert main(["top", "--interval", "10ms"]) == exit_codes.USAGE
+    assert "10ms: at least 0.1 s" in capsys.readouterr().err
+    in_seconds = re.compile(r"\bseconds\b", re.IGNORECASE)
+    for noun in COMMANDS:
+        for leaf in getattr(group.load(noun), "commands", {}).values():  # type: ignore[attr-defined]
+            for param in leaf.params:
+                assert not in_seconds.search(getattr(param, "help", None) or ""), param.opts

@@ -98,14 +98,15 @@ def test_the_picture_breaks_no_word_of_a_table(
 ) -> None:
     shown = frame(look(1.0, [request(1, 0.2), request(2)], asked=10, found=4, stored=9), None)
     line = msgspec.structs.replace(
-        shown.nodes[0], node="cachenode-12", host="host-7.example.org", used_bytes=200 << 20, capacity_bytes=1 << 30
+        shown.nodes[0], node="cachenode-12", is_draining=True, host="host-7.example.org", used_bytes=200 << 20,
+        capacity_bytes=1 << 30,
     )  # fmt: skip
     asked = msgspec.structs.replace(shown.requests[0], request_id="0123456789abcdef")
     shown = msgspec.structs.replace(shown, nodes=[line], requests=[asked])
     target = Console(width=width)
     target.print(picture(shown, target))
     out = capsys.readouterr().out
-    assert re.search(r"cachenode-12 .* 200(\.0)? MiB of 1(\.0)? GiB", out)
+    assert re.search(r"cachenode-12 .*draining .* 200(\.0)? MiB of 1(\.0)? GiB", out)
     assert re.search(r"0123456789abcdef +\w+ ", out)
     assert all(len(text) <= width for text in out.splitlines())
     assert ("columns left out, no room" in out) == (width < 160)
