@@ -4,9 +4,10 @@
 # make install      install on this host, as root: systemd/install.sh
 # make wheelhouse   gather in dist/wheelhouse all that a host without a network needs to install
 # make test-systemd the units under a systemd in namespaces, as root
+# make test-aiperf  install aiperf, a load generator of others (0.9 GB), beside .venv, and run its line of mc-gateway(8)
 # make soak         hurt a pool at random for SOAK_S seconds, and check every byte that is read; SEED=1 repeats a run
 # make lint         the checks of tests/shipped alone
-# make clean        remove .venv and caches
+# make clean        remove .venv, what is beside it, and caches
 #
 # PYTHON=python3.12          another interpreter for .venv
 # TORCH_INDEX_URL=URL        where pip also looks for torch, e.g. https://download.pytorch.org/whl/cpu: small CPU builds
@@ -34,7 +35,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(TORCH_
 # OpenMP threads that spin on busy cores slow a step 10-60x.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test test-systemd soak rdma install wheelhouse lint clean
+.PHONY: quickstart test test-systemd test-aiperf soak rdma install wheelhouse lint clean
 .DELETE_ON_ERROR:
 
 # A person gets the table; a pipe gets the JSON object on stdout and the table on stderr.
@@ -65,6 +66,11 @@ wheelhouse: | $(BIN)/python
 test-systemd: $(VENV)/.installed-test
 	REQUIRE=systemd $(BIN)/python -m pytest tests/systemd $(PYTEST_ARGS)
 
+test-aiperf: $(VENV)/.installed-test
+	$(PYTHON) -m venv $(VENV)-aiperf
+	$(VENV)-aiperf/bin/python -m pip install --disable-pip-version-check --quiet 'aiperf>=0.13,<0.14'
+	PATH="$(CURDIR)/$(VENV)-aiperf/bin:$$PATH" $(BIN)/python -m pytest tests/system/test_examples.py -k load_generator $(PYTEST_ARGS)
+
 soak: $(VENV)/.installed-test
 	cd tests && ../$(BIN)/python -m soak --seconds $(SOAK_S) --seed $(SEED)
 
@@ -72,7 +78,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/shipped $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-aiperf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.installed-engine: pyproject.toml | $(BIN)/python
 	@echo "Installing mooncake-mc[engine] into $(VENV) (torch is up to 3 GB the first time, see TORCH_INDEX_URL in Makefile)" >&2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.examples import examples_of
 
 from daemons.core.units import MIB
 from daemons.transfer import Read, TransferEngine, contiguous
@@ -17,6 +18,7 @@ from mcctl.bench.perftest import parse_bandwidth
 from mcctl.main import main
 
 WHY_NO_RDMA = why_unavailable()
+PAGE = Path(__file__).resolve().parents[2] / "man" / "mc-transfer.7"
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +38,17 @@ def test_it_prints_each_figure_beside_its_limit(capsys: pytest.CaptureFixture[st
         if row["transport"] == "rdma":
             continue
         assert min(row["gb_s"], row["limit_gb_s"], row["p50_us"], row["cpu_s_per_gb"]) > 0
+
+
+def test_the_line_of_the_manual_page_measures_what_it_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [line] = [
+        each.text for each in examples_of(PAGE) if each.text.startswith("mcctl bench transfer ")
+    ]
+    assert main([*line.split()[1:], "--output", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {(row["transport"], row["size_bytes"]) for row in rows} == {("shm", 4096), ("shm", MIB)}
 
 
 def test_bad_sizes_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:

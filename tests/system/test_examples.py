@@ -28,20 +28,21 @@ ELSEWHERE = {
     "make test": ".ci/run",
     "mcctl quickstart": "tests/system/test_quickstart.py",
     "mcctl bench serve": "tests/unit/mcctl/bench/test_serve.py",  # minutes of the real model
-    "mcctl bench store": "tests/integration/test_object_store.py",  # half a minute of an idle machine
-    "mcctl bench transfer": "tests/integration/test_transfer_bench.py",
-    "systemctl ": "tests/systemd/test_install.py",
-    "aiperf ": "tests/system/test_load.py",  # a program of others; ours sends the same trace
-    "ssh ": "tests/integration/test_status_page.py",  # from another machine
+    "mcctl bench transfer": "tests/integration/test_transfer_bench.py",  # with shorter rounds
+    "systemctl ": "tests/systemd/test_serving.py",
+    "ssh ": "tests/systemd/test_bare_machines.py",  # from another machine
 }
-"""By how they begin, and what runs them or what they lead to."""
+"""By how they begin, and what runs them as they stand there."""
+LOAD = "aiperf profile "
+AIPERF = shutil.which("aiperf")
 DEPLOYING = "mc-deploy.7"
-"""Needs many machines: tests/systemd/test_bare_machines.py follows it, tests/shipped checks the configs it writes."""
+"""Needs many machines: tests/systemd/test_bare_machines.py types every line of it, tests/shipped checks the configs."""
 DAEMONS = ("mc-master", "mc-cachenode", "mc-prefill", "mc-decode", "mc-gateway")
 FILES = ("weights.bin", "handbook.txt", "ARCHITECTURE.md")
 CHANGED = {
     "mcctl cluster up ": " --paced fast.toml",  # test_quickstart.py waits for the real engine; here no line is about it
     "mc-": " --check",  # daemons would run for ever
+    "mcctl bench store": " --running --rounds 1 --writers 0",  # the cluster that is there, for a second
     "mcctl simulate run ": " --limit 50",  # many times as fast, and else the same
     "mcctl simulate plan ": " --limit 50",
     "mcctl keys ": " --directory etc",  # root's are in /etc
@@ -95,7 +96,9 @@ HERE = list(
     {
         plain(each): each
         for each in LINES
-        if each not in ELSEWHERES and plain(each) not in (UP, LIVE, *OF_SSD)
+        if each not in ELSEWHERES
+        and plain(each) not in (UP, LIVE, *OF_SSD)
+        and not plain(each).startswith(LOAD)
     }.values()
 )
 PIECES = [each for each in ALL if each.kind == "python" and "engine.write" not in each.text]
@@ -174,6 +177,37 @@ def test_what_goes_on_shows_the_nodes_until_it_is_interrupted(place: Place) -> N
             process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == 130
+
+
+@pytest.mark.skipif(
+    AIPERF is None, reason="aiperf is not installed: make test-aiperf does (0.9 GB), and runs this"
+)
+@pytest.mark.usefixtures("master")
+def test_load_generator_of_others_replays_a_trace_and_meets_the_cache(place: Place) -> None:
+    [example] = [each for each in LINES if plain(each).startswith(LOAD)]
+    cluster = msgspec.json.decode(place.line("mcctl cluster status -o json").stdout)
+    model = cluster["model"]
+    folder = place.home / ".cache" / "mooncake" / "models" / model
+    rows = [
+        {
+            "timestamp": 50 * at,
+            "input_length": 1200,
+            "output_length": 20,
+            "hash_ids": [7, 8, 90 + at],
+        }
+        for at in range(8)
+    ]
+    trace = "".join(msgspec.json.encode(row).decode() + "\n" for row in rows)
+    (place.home / "trace.jsonl").write_text(trace)
+    url = cluster["url"].removesuffix("/v1")
+    line = example.text.replace("--model MODEL", f"--model {model}")
+    line = line.replace("TOKENIZER", str(folder)).replace("http://127.0.0.1:8000", url)
+    done = place.shell(line, timeout_s=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [file] = place.home.glob("artifacts/*/profile_export_aiperf.json")
+    told = msgspec.json.decode(file.read_bytes())
+    assert told["request_count"]["avg"] == len(rows)
+    assert told["usage_prompt_cache_read_tokens"]["max"] >= 1024
 
 
 @pytest.mark.parametrize("example", PIECES, ids=lambda example: example.name)

@@ -1,4 +1,7 @@
-"""mcctl quickstart, end to end on the real model: answers are equal, KV is reused, nothing is left running."""
+"""`make quickstart`, in a pipe, end to end on the real model: answers are equal, KV is reused, nothing is left running.
+
+In the environment that runs this: nothing is installed.
+"""
 
 import json
 import subprocess
@@ -7,15 +10,20 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+MAKE = ("make", "--old-file", f"{BIN.parent}/.installed-engine", f"VENV={BIN.parent}")
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_quickstart_reuses_and_leaves_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mcctl", "quickstart", "--output", "json"],
+        [*MAKE, "quickstart"],
         capture_output=True,
         text=True,
         check=False,
+        cwd=ROOT,
         timeout=550,
     )
     assert done.returncode == 0, done.stderr[-3000:]
