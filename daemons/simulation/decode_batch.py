@@ -147,9 +147,12 @@ class DecodeInstance:
         else:
             self._begin()
 
-    def step_s_with(self, sequence: RunningSequence) -> float:
-        """One step of all that are here and wait here, and of this one."""
-        everyone = [*self._batch.sequences, *self._waiting, sequence]
+    @property
+    def step_s(self) -> float:
+        """One step of all that are here and wait here; 0 of nobody."""
+        everyone = [*self._batch.sequences, *self._waiting]
+        if not everyone:
+            return 0.0
         return self._profile.step_s(len(everyone), sum(each.num_context for each in everyone))
 
     def _begin(self) -> None:

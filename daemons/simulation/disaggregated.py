@@ -60,7 +60,7 @@ class DisaggregatedPlan:
     tbt_slo_s: float = 0.0
     shed_from: float = 0.85
     decode_slo_s: float = 0.0
-    """A decode node turns away whose KV has come, where all would get their tokens more slowly than this; 0: nobody."""
+    """A decode node turns away whose KV comes while those it has get their tokens more slowly than this; 0: nobody."""
     seed: int = 0
     node_tokens: int = 0
     eviction: str = "lru"
@@ -270,7 +270,7 @@ class DisaggregatedCluster:
         """The KV is there. Who is turned away now has been prefilled for nothing (arXiv paper, section 7.2)."""
         outcome = sequence.outcome
         decode = self._decodes[NodeId(outcome.decode)]
-        if 0 < self._decode_slo_s < decode.step_s_with(sequence):
+        if 0 < self._decode_slo_s < decode.step_s:
             outcome.why_rejected = f"{outcome.decode} has too many others"
             outcome.finished_s = self._events.now_s
             self._finished(outcome)

@@ -222,8 +222,10 @@ def early_rejection(
             is_relative=True,
             note=""
             if is_first
-            else "no goal: decode nodes that refuse for themselves are full, so prefill that is not wasted on those "
-            "serves nobody else; with so few prefill nodes that they are the limit, all three refuse alike",
+            else "no goal: their baseline is modelled, refused once the prefill is made, and early rejection saves a "
+            "third to a half of that time (the rows above). It serves others only where prefill is the limit; here "
+            "decode is: full nodes refuse as many either way, and early rejection, which reads their load a queue too "
+            "early, has them idle between. With 5P+2D, where prefill is the limit, it refuses exactly as many",
         )
 
 
