@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from daemons.client.node_health import PATIENT_S, NodeHealth, life_of
+from daemons.client.readable import grants_of, of_one_shape, same_bytes
 from daemons.core.errors import McError, TransferError
 from daemons.core.ids import NodeId
 from daemons.protocol.block import BlockLocation
@@ -19,7 +20,6 @@ from daemons.protocol.segment import Grant, RegionGrant, RegionRef
 from daemons.store.segment.runs import BlockRun, runs_of
 from daemons.store.segment.seal import BadSeal, Trailer, parse_trailer, row_checksums
 from daemons.transfer import ByteArray, Read, ReadBatch, TransferEngine
-from daemons.transfer.capability import MAX_RANGES
 
 LayerTarget = tuple[ByteArray, ByteArray]
 """Writable bytes for the k rows and the v rows of one layer: block i's row at i * row_bytes."""
@@ -39,7 +39,7 @@ class OpenedBlocks:
         timeout_s: float,
     ) -> None:
         """`replicas` of each block, the one that the reply named first; `grants` are for those."""
-        first = _of_one_shape([of_block[0] for of_block in replicas])
+        first = of_one_shape([of_block[0] for of_block in replicas])
         self.num_good = len(first)
         self.num_layers = first[0].num_layers if first else 0
         self.row_bytes = first[0].length // (2 * self.num_layers) if first else 0
@@ -55,11 +55,13 @@ class OpenedBlocks:
         """Lives that were left for others once; they may be asked again, with patience."""
         self._returned: set[tuple[NodeId, int]] = set()
         self._asked: set[tuple[NodeId, int]] = set()
-        self._grants = _grants_of(list(runs_of(first)), grants) if grants else {}
+        self._grants = grants_of(list(runs_of(first)), grants) if grants else {}
         self._others: list[list[BlockLocation]] = []
         self.locations: list[BlockLocation] = []
         """Where each block is read now."""
-        self._choose([_same(at, of_block) for at, of_block in zip(first, replicas, strict=False)])
+        self._choose(
+            [same_bytes(at, of_block) for at, of_block in zip(first, replicas, strict=False)]
+        )
         self._all_runs: list[BlockRun] | None = None
         self._trailers: list[Trailer] = []
         self._open(timeout_s)
@@ -259,46 +261,3 @@ class OpenedBlocks:
                 return
             count = min(run.num_blocks, end - run.first)
             yield run if count == run.num_blocks else replace(run, num_blocks=count)
-
-
-def _of_one_shape(locations: Sequence[BlockLocation]) -> list[BlockLocation]:
-    """The leading ones that agree with the first and are possible at all."""
-    good: list[BlockLocation] = []
-    for location in locations:
-        shape = (location.length, location.num_layers, location.trailer_bytes)
-        if good and shape != (good[0].length, good[0].num_layers, good[0].trailer_bytes):
-            break
-        if location.num_layers <= 0 or location.length <= 0 or location.trailer_bytes <= 0:
-            break
-        if location.length % (2 * location.num_layers):
-            break
-        good.append(location)
-    return good
-
-
-def _grants_of(runs: Sequence[BlockRun], grants: Sequence[RegionGrant]) -> dict[int, Grant]:
-    """For each block the grant that opens its run: each has room for so many runs of its region."""
-    by_region: dict[tuple[int, int], list[Grant]] = {}
-    for each in grants:
-        by_region.setdefault((each.epoch, each.region_id), []).append(each.grant)
-    seen: dict[tuple[int, int], int] = {}
-    found: dict[int, Grant] = {}
-    for run in runs:
-        key = (run.region.address.epoch, run.region.region_id)
-        number = seen.get(key, 0)
-        seen[key] = number + 1
-        of_region = by_region.get(key, [])
-        if number // MAX_RANGES < len(of_region):
-            grant = of_region[number // MAX_RANGES]
-            found.update(dict.fromkeys(range(run.first, run.first + run.num_blocks), grant))
-    return found
-
-
-def _same(first: BlockLocation, replicas: Sequence[BlockLocation]) -> list[BlockLocation]:
-    """Those with the same bytes: the seal of one is the seal of all."""
-    name = _identity(first)
-    return [first, *(at for at in replicas[1:] if _identity(at) == name)]
-
-
-def _identity(at: BlockLocation) -> tuple[bytes, int, int, int, int]:
-    return at.hash, at.seal_checksum, at.length, at.num_layers, at.trailer_bytes

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from daemons.client.opened_blocks import _grants_of
+from daemons.client.readable import grants_of
 from daemons.core.ids import BlockHash, Epoch, HostId, NodeId
 from daemons.mc_master.grants import ReplyGrants
 from daemons.protocol.block import BlockLocation
@@ -87,7 +87,7 @@ def test_a_reply_of_more_runs_than_a_grant_holds_gets_one_for_each_512() -> None
     signed = master().sign(wanted, now_s=0.0, ttl_s=10)
     assert [len(each.grant.ranges) for each in signed[:-1]] == [MAX_RANGES] * (len(signed) - 1)
     assert sum(len(each.grant.ranges) for each in signed) == len(runs)
-    by_first = _grants_of(runs, signed)
+    by_first = grants_of(runs, signed)
     for run in runs:
         grant = RegionGrant(epoch=EPOCH, region_id=1, grant=by_first[run.first])
         for location in wanted[run.first : run.first + run.num_blocks]:

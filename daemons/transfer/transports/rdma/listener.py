@@ -12,13 +12,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never
 
 from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import Epoch
 from daemons.transfer.credentials import RDMA_CONTROL, Credential, place_of
 from daemons.transfer.transports.rdma import messages
+from daemons.transfer.transports.rdma.caller import (
+    Caller,
+    destroy_queue_pairs,
+    set_keepalive,
+    shut,
+    take_frames,
+)
 from daemons.transfer.transports.rdma.device import Device
 from daemons.transfer.transports.rdma.messages import (
     Answer,
@@ -42,32 +49,6 @@ _MAX_CONNECTIONS = 256
 _MAX_QUEUE_PAIRS = 2048
 _MAX_QUEUE_PAIRS_EACH = 64
 _HELLO_TIMEOUT_S = 5.0
-_KEEPALIVE = (
-    (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
-    (socket.TCP_KEEPIDLE, socket.IPPROTO_TCP, 5),
-    (socket.TCP_KEEPINTVL, socket.IPPROTO_TCP, 2),
-    (socket.TCP_KEEPCNT, socket.IPPROTO_TCP, 3),
-    (socket.TCP_USER_TIMEOUT, socket.IPPROTO_TCP, 11_000),
-    (socket.TCP_NODELAY, socket.IPPROTO_TCP, 1),
-)
-
-
-@dataclass(slots=True, eq=False)
-class _Caller:
-    sock: socket.socket
-    since_s: float
-    frame: bytearray = field(default_factory=bytearray)
-    epoch: int | None = None
-    """The caller's own, once it has said hello."""
-    nonce: bytes = b""
-    public: str = ""
-    """Its key, of a daemon with keys."""
-    is_admitted: bool = False
-    queue_pairs: dict[tuple[int, int], QueuePair] = field(default_factory=dict)
-    """By device index and number: devices count each for itself."""
-    opened: set[int] = field(default_factory=set)
-    is_cut: bool = False
-    """What it sent before that is not served any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +75,7 @@ class ControlListener:
         self._retries = service.retries
         self._listener = listener
         self._lock = threading.Lock()
-        self._callers: set[_Caller] = set()
+        self._callers: set[Caller] = set()
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -133,13 +114,13 @@ class ControlListener:
             sock.close()
         self._selector.close()
 
-    def _cut(self, is_meant: Callable[[_Caller], bool]) -> None:
+    def _cut(self, is_meant: Callable[[Caller], bool]) -> None:
         with self._lock:
             for caller in list(self._callers):
                 if is_meant(caller):
                     caller.is_cut = True
-                    _destroy_queue_pairs(caller)
-                    _shut(caller.sock)  # the port's thread sees the end of it and drops the rest
+                    destroy_queue_pairs(caller)
+                    shut(caller.sock)  # the port's thread sees the end of it and drops the rest
 
     # The port's own thread.
 
@@ -166,12 +147,12 @@ class ControlListener:
         except OSError:  # it has left already
             sock.close()
             return
-        caller = _Caller(sock, time.monotonic())
+        caller = Caller(sock, time.monotonic())
         with self._lock:
             self._callers.add(caller)
         self._selector.register(sock, selectors.EVENT_READ, caller)
 
-    def _receive(self, caller: _Caller) -> None:
+    def _receive(self, caller: Caller) -> None:
         """Whatever it is that a caller sends, at worst its own connection ends."""
         try:
             received = caller.sock.recv(65536)
@@ -199,17 +180,17 @@ class ControlListener:
         self._drop(min(strangers, key=lambda caller: caller.since_s))
         return True
 
-    def _answer_all(self, caller: _Caller, received: bytes) -> None:
+    def _answer_all(self, caller: Caller, received: bytes) -> None:
         caller.frame += received
-        for payload in _take_frames(caller.frame):
+        for payload in take_frames(caller.frame):
             reply = self._answer(caller, messages.decode_request(payload))
             # A reply that is cut off would put the caller out of step: who reads none has to leave.
             caller.sock.sendall(messages.encode(reply))
 
-    def _drop(self, caller: _Caller) -> None:
+    def _drop(self, caller: Caller) -> None:
         with self._lock:
             self._callers.discard(caller)
-            _destroy_queue_pairs(caller)
+            destroy_queue_pairs(caller)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(caller.sock)
         caller.sock.close()
@@ -219,7 +200,7 @@ class ControlListener:
         for caller in [c for c in self._callers if not c.is_admitted and c.since_s < oldest]:
             self._drop(caller)
 
-    def _answer(self, caller: _Caller, request: messages.Request) -> messages.Reply:
+    def _answer(self, caller: Caller, request: messages.Request) -> messages.Reply:
         if not caller.is_admitted and not isinstance(request, Hello | Answer):
             raise ProtocolError("no hello on an RDMA control connection")
         with self._lock:
@@ -230,7 +211,7 @@ class ControlListener:
             except (TransferError, Unavailable) as error:
                 return Refused(message=error.message)
 
-    def _serve(self, caller: _Caller, request: messages.Request) -> messages.Reply:
+    def _serve(self, caller: Caller, request: messages.Request) -> messages.Reply:
         match request:
             case Hello():
                 return self._greet(caller, request)
@@ -253,7 +234,7 @@ class ControlListener:
             case _:
                 assert_never(request)
 
-    def _greet(self, caller: _Caller, request: Hello) -> messages.Reply:
+    def _greet(self, caller: Caller, request: Hello) -> messages.Reply:
         if request.epoch != self._epoch:
             return Refused(
                 message="the descriptor is of an earlier life of this process", is_stale=True
@@ -266,7 +247,7 @@ class ControlListener:
             return messages.Challenge(nonce=caller.nonce, shown=self._service.credential.shown())
         return self._welcome(caller)
 
-    def _admit(self, caller: _Caller, request: Answer) -> messages.Reply:
+    def _admit(self, caller: Caller, request: Answer) -> messages.Reply:
         """A nonce is good for one try."""
         nonce, caller.nonce = caller.nonce, b""
         credential, place = self._service.credential, place_of(caller.sock, is_owner=True)
@@ -276,11 +257,11 @@ class ControlListener:
         caller.public = public
         return self._welcome(caller)
 
-    def _welcome(self, caller: _Caller) -> messages.Reply:
+    def _welcome(self, caller: Caller) -> messages.Reply:
         caller.is_admitted = True
         return HelloReply(devices=[device.address for device in self._devices])
 
-    def _connect(self, caller: _Caller, request: Connect) -> messages.Reply:
+    def _connect(self, caller: Caller, request: Connect) -> messages.Reply:
         if not 0 <= request.device_index < len(self._devices):
             return Refused(message=f"there is no device {request.device_index}")
         if len(caller.queue_pairs) >= _MAX_QUEUE_PAIRS_EACH:
@@ -312,7 +293,7 @@ class ControlListener:
         caller.queue_pairs[request.device_index, queue_pair.address.number] = queue_pair
         return messages.ConnectReply(queue_pair=queue_pair.address)
 
-    def _open_region(self, caller: _Caller, request: OpenRegion) -> messages.Reply:
+    def _open_region(self, caller: Caller, request: OpenRegion) -> messages.Reply:
         registration = self._registrations.get(request.region_id)
         if registration.why_not and not any(registration.mrs):
             return Refused(message=registration.why_not)
@@ -326,12 +307,6 @@ class ControlListener:
         )
 
 
-def set_keepalive(sock: socket.socket) -> None:
-    """A peer whose host died is noticed within some 11 s even when nothing is asked of it."""
-    for option, level, value in _KEEPALIVE:
-        sock.setsockopt(level, option, value)
-
-
 def _why_unfit(request: Connect, device: Device) -> str:
     """What is wrong with a peer's numbers."""
     if not 1 <= request.num_reads <= device.address.max_reads:
@@ -339,25 +314,3 @@ def _why_unfit(request: Connect, device: Device) -> str:
     return messages.problem_of_device(request.device) or messages.problem_of_queue_pair(
         request.queue_pair
     )
-
-
-def _take_frames(frame: bytearray) -> list[bytes]:
-    """Whole payloads, taken off the front."""
-    payloads = []
-    while len(frame) >= messages.HEADER.size:
-        end = messages.HEADER.size + messages.payload_length(frame)
-        if len(frame) < end:
-            break
-        payloads.append(bytes(frame[messages.HEADER.size : end]))
-        del frame[:end]
-    return payloads
-
-
-def _destroy_queue_pairs(caller: _Caller) -> None:
-    while caller.queue_pairs:
-        caller.queue_pairs.popitem()[1].close()
-
-
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

@@ -16,9 +16,9 @@ from daemons.protocol.segment import DataAddress
 from daemons.transfer.credentials import RDMA_CONTROL, Credential, place_of
 from daemons.transfer.transports.base import StaleEpoch, Unreachable, describe
 from daemons.transfer.transports.rdma import messages
+from daemons.transfer.transports.rdma.caller import set_keepalive
 from daemons.transfer.transports.rdma.device import Device
 from daemons.transfer.transports.rdma.gid import common_bits
-from daemons.transfer.transports.rdma.listener import set_keepalive
 from daemons.transfer.transports.rdma.messages import DeviceAddress, OpenRegionReply
 from daemons.transfer.transports.rdma.queue_pair import MAX_DEPTH, QueuePair, Retries
 from daemons.transfer.transports.rdma.routes import Routes
