@@ -17,10 +17,9 @@ from importlib.resources import files
 from statistics import mean, median
 from typing import Final
 
-import msgspec
-
 from daemons.simulation.hardware import KvSizes
 from mcctl.bench.oracle import Measure, Oracle
+from mcctl.bench.serve_result import ServeResult, ServeRow
 from mcctl.openai_stream import Answer, Body, OpenAiClient
 from mcctl.traffic import QUESTIONS
 
@@ -60,48 +59,6 @@ class ServePlan:
     seed: int = field(default_factory=time.time_ns)
     kv: KvSizes | None = None
     """Of the cluster; only told on."""
-
-
-class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One pair of lengths. `overhead_s`: of the reused TTFT, all that is not model compute."""
-
-    prefix_tokens: int
-    suffix_tokens: int
-    ttft_cold_s: float
-    ttft_reused_s: float
-    ratio: float
-    overhead_s: float
-    overhead_share: float
-    overhead_cold_s: float
-    compute_cold_s: float
-    compute_reused_s: float
-    load_s: float
-    load_wait_s: float
-    reused_tokens: int
-
-
-class ServeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--output json` prints; fields are only ever added."""
-
-    model: str
-    dtype: str
-    repeats: int
-    rows: list[ServeRow]
-    prefill_tok_s: dict[str, float]
-    """By prompt length: prompt tokens per second of model compute, nothing reused."""
-    decode_tok_s: dict[str, float]
-    """By batch size: tokens of all sequences together, while all of them run, as served."""
-    decode_plain_tok_s: dict[str, float]
-    """The same of the same prompts without drafts."""
-    decode_tokens_a_step: dict[str, float]
-    """As served: tokens of a sequence for each step of decode. 1: no draft was right; 0: the cluster does not say."""
-    gb_moved: float
-    oracle: dict[str, dict[str, float]] | None = None
-    """The same two by plain transformers, in turns with ours; prefill_ratio and decode_ratio: ours to its, by pairs."""
-    kv: KvSizes | None = None
-    """Of one instance, as in a hardware profile of `mcctl simulate`; null where the master does not say, 0: none."""
-    decode_context_tokens: int = 0
-    """Of each sequence while it was decoded, on average."""
 
 
 @dataclass(frozen=True, slots=True)

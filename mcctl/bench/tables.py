@@ -2,7 +2,7 @@
 
 from daemons.core.units import format_milliseconds, format_size
 from mcctl import render
-from mcctl.bench.serve import ServeResult
+from mcctl.bench.serve_result import ServeResult
 from mcctl.render import Column
 
 SERVE_COLUMNS = [

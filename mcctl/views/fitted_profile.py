@@ -11,7 +11,7 @@ from daemons.core.errors import ConfigError
 from daemons.core.units import format_milliseconds
 from daemons.simulation.fitting import PrefillSample, StepSample, fit_decode, fit_prefill
 from daemons.simulation.hardware import HardwareProfile, KvSizes, parse_profile
-from mcctl.bench.serve import ServeResult
+from mcctl.bench.serve_result import ServeResult
 from mcctl.render import Column
 
 _LEAST_S: Final = 1e-6

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from daemons.simulation.hardware import KvSizes
-from mcctl.bench.serve import ServeResult, ServeRow
+from mcctl.bench.serve_result import ServeResult, ServeRow
 
 FIXED_S, TOKEN_S = 0.2, 3e-3
 

@@ -8,14 +8,8 @@ import typer
 from daemons.protocol.node import ModelDescription
 from mcctl import model_store, render
 from mcctl.bench.oracle import Oracle
-from mcctl.bench.serve import (
-    DECODE_CONTEXT,
-    QUICK_PREFIXES,
-    QUICK_SUFFIXES,
-    ServeBench,
-    ServePlan,
-    ServeResult,
-)
+from mcctl.bench.serve import DECODE_CONTEXT, QUICK_PREFIXES, QUICK_SUFFIXES, ServeBench, ServePlan
+from mcctl.bench.serve_result import ServeResult
 from mcctl.bench.served_model import (
     described_model,
     kv_sizes,

@@ -10,7 +10,7 @@ from daemons.core.errors import ConfigError
 from daemons.protocol.base import MALFORMED
 from daemons.simulation.hardware import DEFAULT, find_profile
 from mcctl import render
-from mcctl.bench.serve import ServeResult
+from mcctl.bench.serve_result import ServeResult
 from mcctl.commands.simulate.flags import Hardware
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of

@@ -52,7 +52,7 @@ def deliver(region_id: int, _: bytes) -> bool:
 
 class Caller:
     def __init__(self, at: tuple[str, int]) -> None:
-        self.sock = socket.create_connection(at, timeout=5)
+        self.sock = socket.create_connection(at, timeout=20)
 
     def ask(self, request: messages.Request) -> messages.Reply:
         self.sock.sendall(messages.encode(request))
@@ -71,11 +71,10 @@ class Caller:
 
     def floods(self, sent: bytes, num_times: int) -> bool:
         """Whether the other side puts an end to it; no reply is read."""
-        self.sock.settimeout(0.5)
         try:
             for _ in range(num_times):
                 self.sock.sendall(sent)
-        except (ConnectionError, TimeoutError):
+        except ConnectionError:
             return True
         return False
 

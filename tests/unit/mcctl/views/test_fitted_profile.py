@@ -12,7 +12,7 @@ from daemons.simulation.hardware import DEFAULT, KvSizes, find_profile, parse_pr
 from daemons.simulation.outcome import Objectives
 from daemons.simulation.simulate import simulate
 from daemons.simulation.trace import TraceRequest
-from mcctl.bench.serve import ServeResult
+from mcctl.bench.serve_result import ServeResult
 from mcctl.main import main
 from mcctl.views.fitted_profile import FitResult, fitted, profile_text
 
