@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from daemons.transfer import ByteArray
+from daemons.transfer.transports import sockets
 from daemons.transfer.transports.tcp import streams_for
-from mcctl.bench.transfer_peer import REQUEST, TAKEN, receive, set_buffers
+from mcctl.bench.transfer_peer import REQUEST, TAKEN, receive
 
 Move = Callable[[], None]
 
@@ -73,7 +74,7 @@ def _run_all(
 
 def _connect(port: int) -> socket.socket:
     sock = socket.socket()
-    set_buffers(sock)
+    sockets.set_buffers(sock, sockets.LOCAL_BUFFER_BYTES)
     sock.connect(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

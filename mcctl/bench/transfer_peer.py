@@ -17,13 +17,12 @@ import msgspec
 
 from daemons.protocol.segment import RegionRef
 from daemons.transfer import TransferEngine, allocate_shared
+from daemons.transfer.transports import sockets
 
 REQUEST = struct.Struct("<QQB")
 """Offset, length, and whether the asking side sends the bytes; those are acknowledged with `TAKEN`."""
 
 TAKEN = b"taken"
-BUFFER_BYTES = 1 << 20
-"""Of the plain sockets, equal to the engine's."""
 
 
 class PeerAnnouncement(msgspec.Struct, frozen=True):
@@ -31,11 +30,6 @@ class PeerAnnouncement(msgspec.Struct, frozen=True):
 
     region: RegionRef
     plain_port: int
-
-
-def set_buffers(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
 
 def receive(connection: socket.socket, target: memoryview) -> None:
@@ -67,7 +61,7 @@ def main(unix_dir: str, region_bytes: int, transports: Sequence[str]) -> None:
     memory.array[:] = 1
     engine = TransferEngine(unix_dir=Path(unix_dir), transports=transports)
     with socket.socket() as listener:
-        set_buffers(listener)
+        sockets.set_buffers(listener, sockets.LOCAL_BUFFER_BYTES)
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         threading.Thread(target=_accept, args=(listener, memory.view), daemon=True).start()

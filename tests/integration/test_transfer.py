@@ -34,7 +34,7 @@ from daemons.transfer import (
     contiguous,
 )
 from daemons.transfer.strided import copy
-from daemons.transfer.transports import wire
+from daemons.transfer.transports import sockets, wire
 
 SIZE = 8 << 20
 OWNER = """
@@ -498,3 +498,24 @@ def test_regions_of_others_are_not_ones_own_to_give_away(tmp_path: Path) -> None
         engine.deregister(mine)
         with pytest.raises(TransferError, match="is not registered"):
             engine.deregister(mine)
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+def test_what_stays_on_a_host_is_not_paced_and_fits_the_cache(source: str) -> None:
+    """A peer is on this host where both ends have one address; others keep what the host has for its network."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as asker:
+        asker.bind((source, 0))
+        asker.connect(listener.getsockname())
+        of_host = asker.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        serving, _ = listener.accept()
+        with serving:
+            for sock in (asker, serving):
+                sockets.prepare(sock, send_timeout_s=1, receive_timeout_s=1)
+                control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                room_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+                if source == "127.0.0.1":
+                    assert control.startswith(b"reno")
+                    assert room_bytes == 2 * sockets.LOCAL_BUFFER_BYTES  # the kernel doubles it
+                else:
+                    assert control == of_host
+                    assert room_bytes != 2 * sockets.LOCAL_BUFFER_BYTES
