@@ -221,8 +221,8 @@ class TransferEngine:
         timeout); what the local memory holds is then undefined.
         """
         deadline_s = time.monotonic() + timeout_s
-        is_plain = len(reads) == 1 and generation is None and capability is None
-        if is_plain and self._transports.read_quick(region, reads[0], deadline_s):
+        is_plain = generation is None and capability is None
+        if is_plain and self._transports.read_quick(region, reads, deadline_s):
             return
         batch = ReadBatch(region, reads, generation, timeout_s, capability=capability)
         batch.deadline_s = deadline_s
@@ -241,8 +241,8 @@ class TransferEngine:
 
         Raises as `read` does, and NotOver when the target does not answer and could still land it: see there.
         """
-        is_plain = len(writes) == 1 and notify is None and capability is None
-        if is_plain and self._transports.write_quick(region, writes[0], timeout_s):
+        is_plain = notify is None and capability is None
+        if is_plain and self._transports.write_quick(region, writes, timeout_s):
             return
         self.run(WriteBatch(region, writes, timeout_s, notify=notify, capability=capability))
 

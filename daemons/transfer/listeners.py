@@ -38,8 +38,8 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sockets.set_buffers(listener)
         listener.bind((host, port))
+        sockets.set_buffers_of_listener(listener)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

@@ -14,7 +14,6 @@ from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer import staging
 from daemons.transfer.credentials import Credential, SharedSecret
-from daemons.transfer.device_memory import DeviceMemory
 from daemons.transfer.hardware import Topology
 from daemons.transfer.links import interface_to
 from daemons.transfer.memory import Region, host_id
@@ -33,6 +32,7 @@ from daemons.transfer.transports.base import (
 )
 from daemons.transfer.transports.loopback import LoopbackTransport
 from daemons.transfer.transports.rdma import open_rdma
+from daemons.transfer.transports.runs import runs_of_writes
 from daemons.transfer.transports.shm import ShmTransport
 from daemons.transfer.transports.shm_peer import ShmPeer
 from daemons.transfer.transports.tcp import TcpTransport
@@ -141,26 +141,26 @@ class TransportTable:
             return
         raise Unavailable(f"{describe(address)} cannot be reached: {reason}")
 
-    def read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
-        """One contiguous READ by the path that the long way would take; False where that must be found out."""
+    def read_quick(self, region: RegionRef, reads: Sequence[Read], deadline_s: float) -> bool:
+        """READs of one run each by the path that the long way would take; False where that must be found out."""
         address = region.address
-        if isinstance(read.local, DeviceMemory):
-            return False
         if self._quick_shm is not None and self._quick_shm.reaches(address):
-            return self._quick_shm.read_mapped(region, read)
+            return len(reads) == 1 and self._quick_shm.read_mapped(region, reads[0])
         tcp, is_foreign = self._quick_tcp, address.epoch != self._epoch
-        return tcp is not None and is_foreign and tcp.read_quick(region, read, deadline_s)
+        return tcp is not None and is_foreign and tcp.read_quick(region, reads, deadline_s)
 
-    def write_quick(self, region: RegionRef, write: Write, timeout_s: float) -> bool:
-        """The same for one contiguous WRITE."""
-        address, source = region.address, write.one_run(region)
-        if source is None or address.epoch == self._epoch:
+    def write_quick(self, region: RegionRef, writes: Sequence[Write], timeout_s: float) -> bool:
+        """The same for WRITEs."""
+        address = region.address
+        if address.epoch == self._epoch:
             return False
-        offset = write.remote.offset
+        runs = runs_of_writes(region, writes)
+        if runs is None:
+            return False
         if self._quick_shm is not None and self._quick_shm.reaches(address):
-            return self._quick_shm.write_quick(region, offset, source, timeout_s)
+            return self._quick_shm.write_quick(region, runs, timeout_s)
         tcp = self._quick_tcp
-        return tcp is not None and tcp.write_quick(region, offset, source, timeout_s)
+        return tcp is not None and tcp.write_quick(region, runs, timeout_s)
 
     def pull(self, batch: ReadBatch) -> bool:
         """READ from a peer on this host without its help; False when that is not possible."""

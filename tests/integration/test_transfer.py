@@ -503,8 +503,13 @@ def test_regions_of_others_are_not_ones_own_to_give_away(tmp_path: Path) -> None
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
 def test_what_stays_on_a_host_is_not_paced_and_fits_the_cache(source: str) -> None:
     """A peer is on this host where both ends have one address; others keep what the host has for its network."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as asker:
+    small = 2 * sockets.LOCAL_BUFFER_BYTES  # the kernel doubles it
+    with socket.socket() as listener, socket.socket() as asker:
+        listener.bind(("127.0.0.1", 0))
+        sockets.set_buffers_of_listener(listener)
+        listener.listen()
         asker.bind((source, 0))
+        sockets.set_buffers_towards(asker, *listener.getsockname())
         asker.connect(listener.getsockname())
         of_host = asker.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         serving, _ = listener.accept()
@@ -512,10 +517,14 @@ def test_what_stays_on_a_host_is_not_paced_and_fits_the_cache(source: str) -> No
             for sock in (asker, serving):
                 sockets.prepare(sock, send_timeout_s=1, receive_timeout_s=1)
                 control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-                room_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-                if source == "127.0.0.1":
-                    assert control.startswith(b"reno")
-                    assert room_bytes == 2 * sockets.LOCAL_BUFFER_BYTES  # the kernel doubles it
-                else:
-                    assert control == of_host
-                    assert room_bytes != 2 * sockets.LOCAL_BUFFER_BYTES
+                assert control.startswith(b"reno") if source == "127.0.0.1" else control == of_host
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == small
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == small
+
+
+def test_a_data_port_for_other_hosts_has_room_for_a_long_way() -> None:
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        sockets.set_buffers_of_listener(listener)
+        room = listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        assert room > 2 * sockets.LOCAL_BUFFER_BYTES

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import short
 from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
-from daemons.transfer.device_memory import DeviceMemory, LocalMemory
+from daemons.transfer.device_memory import LocalMemory
 from daemons.transfer.strided import check_within, contiguous, length_of
 
 
@@ -85,21 +85,6 @@ class Write(NamedTuple):
     def at(cls, remote_offset: int, local: LocalMemory) -> "Write":
         """All of `local` in one run."""
         return cls(local, contiguous(0, local.nbytes), contiguous(remote_offset, local.nbytes))
-
-    def one_run(self, region: RegionRef) -> memoryview | None:
-        """Its bytes, where they are one run on both sides and inside of both; else the long way says what is wrong."""
-        memory, source, remote = self
-        length, start, offset = remote.row_bytes, source.offset, remote.offset
-        if (
-            isinstance(memory, DeviceMemory)
-            or not source.num_rows == remote.num_rows == 1
-            or not 0 < length == source.row_bytes
-            or not 0 <= start <= memory.nbytes - length
-            or not 0 <= offset <= region.size_bytes - length
-            or not 0 <= region.region_id < 1 << 64
-        ):
-            return None
-        return memory.data[start : start + length]
 
 
 class Batch:

@@ -13,6 +13,7 @@ from daemons.core.errors import Exhausted, ProtocolError, TransferError
 from daemons.transfer.capability import BadCapability
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.base import Batch, StaleEpoch, describe
+from daemons.transfer.transports.runs import Runs
 
 _OK = wire.reply(wire.Status.OK)
 _MAGIC, _WAIT_ALL = wire.MAGIC, int(socket.MSG_WAITALL)
@@ -50,9 +51,9 @@ def answer(stream: Stream, batch: Batch) -> tuple[int, int]:
     return check_header(stream, batch, wire.REPLY.size)
 
 
-def read_quick(stream: Stream, request: bytes, target: memoryview, deadline_s: float) -> bool:
-    """The plain answer to a contiguous READ; False for anything else, the connection is then lost."""
-    sock, scratch, length = stream.sock, stream.scratch, len(target)
+def read_quick(stream: Stream, request: bytes, runs: Runs, deadline_s: float) -> bool:
+    """The plain answer to a READ of contiguous ranges; False for anything else, the connection is then lost."""
+    sock, scratch, length = stream.sock, stream.scratch, runs.length
     is_small = length <= wire.MAX_INLINE
     wanted = _FRAME_BYTES + length if is_small else _REPLY_BYTES
     try:
@@ -65,11 +66,15 @@ def read_quick(stream: Stream, request: bytes, target: memoryview, deadline_s: f
         if count != wanted or _unpack_reply(scratch) != (_MAGIC, 0, length, 0):
             return False
         if not is_small:
-            window = [target, scratch[:_TRAILER_BYTES]]
+            window = [*runs.vectors, scratch[:_TRAILER_BYTES]]
             return _receive_quick(sock, window, length + _TRAILER_BYTES, deadline_s)
     except OSError:
         return False
-    target[:] = scratch[_REPLY_BYTES : _REPLY_BYTES + length]
+    start = _REPLY_BYTES
+    for target in runs.vectors:
+        end = start + len(target)
+        target[:] = scratch[start:end]
+        start = end
     return True
 
 
@@ -91,15 +96,16 @@ class Unfinished(NamedTuple):
     error: OSError | None
 
 
-def write_quick(stream: Stream, request: bytes, source: memoryview) -> Unfinished | None:
+def write_quick(stream: Stream, request: bytes, runs: Runs) -> Unfinished | None:
     """A WRITE whose bytes follow it at once, and its answer, mostly two calls; None: done."""
-    sock, header, length = stream.sock, stream.scratch[:_REPLY_BYTES], len(source)
+    sock, header, length = stream.sock, stream.scratch[:_REPLY_BYTES], runs.length
+    window: list[bytes | memoryview] = [request, *runs.vectors]
     sent = received = 0
     failure: OSError | None = None
     try:
-        # Two buffers cost more than copying a few bytes.
+        # Several buffers cost more than copying a few bytes.
         is_small = length <= wire.MAX_INLINE
-        sent = sock.send(request + source) if is_small else sock.sendmsg((request, source))
+        sent = sock.send(b"".join(window)) if is_small else sock.sendmsg(window)
         if sent == len(request) + length:
             received = sock.recv_into(header)
             if received == _REPLY_BYTES and header == _OK:
@@ -112,13 +118,11 @@ def write_quick(stream: Stream, request: bytes, source: memoryview) -> Unfinishe
     return Unfinished(sent, received, failure)
 
 
-def write_rest(
-    stream: Stream, request: bytes, source: memoryview, left: Unfinished, batch: Batch
-) -> None:
+def write_rest(stream: Stream, request: bytes, runs: Runs, left: Unfinished, batch: Batch) -> None:
     """Go on until the answer is there."""
     if left.error is not None:
         raise left.error
-    window = [memoryview(request), source]
+    window = [memoryview(request), *runs.vectors]
     wire.drop_front(window, left.sent)
     send(stream.sock, iter(window), batch)
     fill(stream.sock, iter([stream.scratch[left.received : wire.REPLY.size]]), batch)

@@ -15,12 +15,13 @@ from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import HostId
 from daemons.protocol.segment import DataAddress, RegionRef, Strided
 from daemons.transfer.credentials import Credential
-from daemons.transfer.device_memory import address_of, on_host
+from daemons.transfer.device_memory import DeviceMemory, address_of, on_host
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
 from daemons.transfer.transports import cross_memory, exchange, sockets, wire
 from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch, describe
 from daemons.transfer.transports.landing import PullSource, encode_pull_source
+from daemons.transfer.transports.runs import Runs
 from daemons.transfer.transports.shm_peer import Private, ShmPeer
 
 _WORD_BYTES = 8
@@ -52,9 +53,9 @@ class ShmTransport:
         address = region.address
         peer = self._peers.get((address.unix_path, address.epoch))
         mapped = None if peer is None else peer.whole(region.region_id)
-        if peer is None or mapped is None:
+        remote, local, target = read
+        if peer is None or mapped is None or isinstance(local, DeviceMemory):
             return False
-        remote, local, target = read.remote, on_host(read.local), read.target
         offset, length, start = remote.offset, remote.row_bytes, target.offset
         if (
             not remote.num_rows == target.num_rows == 1
@@ -100,16 +101,14 @@ class ShmTransport:
             raise Unavailable(f"{describe(batch.region.address)} went away")
         return is_done
 
-    def write_quick(
-        self, region: RegionRef, offset: int, source: memoryview, timeout_s: float
-    ) -> bool:
-        """The short way for one small checked run to a peer it `reaches`; False when it needs the long way."""
+    def write_quick(self, region: RegionRef, runs: Runs, timeout_s: float) -> bool:
+        """The short way for what was checked and is small, to a peer it `reaches`; False: it needs the long way."""
         address = region.address
         peer = self._peers.get((address.unix_path, address.epoch))
         return (
             peer is not None
-            and len(source) <= _MAX_SENT
-            and peer.stream.write_quick(region, offset, source, timeout_s)
+            and runs.length <= _MAX_SENT
+            and peer.stream.write_quick(region, runs, timeout_s)
         )
 
     def write(self, batch: WriteBatch) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from daemons.core.errors import McError, ProtocolError, Unavailable
-from daemons.protocol.segment import RegionRef, Strided
+from daemons.protocol.segment import RegionRef
 from daemons.transfer.credentials import Credential
 from daemons.transfer.transports import exchange, sockets, wire
 from daemons.transfer.transports.access import authenticate, give_name
@@ -32,6 +32,7 @@ from daemons.transfer.transports.requests import (
     read_part,
     write_part,
 )
+from daemons.transfer.transports.runs import Runs
 
 Connect = Callable[[float], socket.socket]
 """Opens a connection within so many seconds; raises OSError."""
@@ -39,8 +40,7 @@ Connect = Callable[[float], socket.socket]
 MAX_CONNECTIONS = 8
 CONNECT_TIMEOUT_S = 2.0
 _REMEMBER_DEAD_S = 0.2
-_MAGIC, _READ, _WRITE = wire.MAGIC, int(wire.Op.READ), int(wire.Op.WRITE)
-_pack = wire.QUICK.pack
+_READ, _WRITE = int(wire.Op.READ), int(wire.Op.WRITE)
 
 
 class StreamPool:
@@ -67,10 +67,8 @@ class StreamPool:
         self._dead_until_s = 0.0
         self._is_closed = False
 
-    def read_quick(
-        self, region: RegionRef, remote: Strided, target: memoryview, deadline_s: float
-    ) -> bool:
-        """A contiguous READ over an idle connection, the bounds checked; False: take the long way.
+    def read_quick(self, region: RegionRef, runs: Runs, deadline_s: float) -> bool:
+        """A READ that was checked, over an idle connection; False: take the long way.
 
         A READ may be done twice, so whatever is not the plain answer is left to the long way to find out.
         """
@@ -78,12 +76,9 @@ class StreamPool:
             stream = self._idle.pop()
         except IndexError:
             return False
-        length = len(target)
-        request = _pack(
-            _MAGIC, _READ, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
-            remote.offset, length, 1, 0,
-        )  # fmt: skip
-        if not exchange.read_quick(stream, request, target, deadline_s):
+        epoch = region.address.epoch
+        request = wire.plain_request(_READ, epoch, region.region_id, runs.ranges)
+        if not exchange.read_quick(stream, request, runs, deadline_s):
             self._discard(stream)
             return False
         self._give_back(stream)
@@ -120,10 +115,8 @@ class StreamPool:
             raise
         self._give_back(stream)
 
-    def write_quick(
-        self, region: RegionRef, offset: int, source: memoryview, timeout_s: float
-    ) -> bool:
-        """A checked WRITE of one run over an idle connection; False: nothing was sent, take the long way."""
+    def write_quick(self, region: RegionRef, runs: Runs, timeout_s: float) -> bool:
+        """A WRITE that was checked, over an idle connection; False: nothing was sent, take the long way."""
         try:
             stream = self._idle.pop()
         except IndexError:
@@ -133,11 +126,9 @@ class StreamPool:
         if not is_fresh and not sockets.is_open(stream.sock):
             self._discard(stream)
             return False
-        request = _pack(
-            _MAGIC, _WRITE, 0, 1, 0, 0, region.address.epoch, region.region_id, 0, 0,
-            offset, len(source), 1, 0,
-        )  # fmt: skip
-        left = exchange.write_quick(stream, request, source)
+        epoch = region.address.epoch
+        request = wire.plain_request(_WRITE, epoch, region.region_id, runs.ranges)
+        left = exchange.write_quick(stream, request, runs)
         if left is None:
             self._give_back(stream)
             return True
@@ -145,7 +136,7 @@ class StreamPool:
         self._run_fenced(
             stream,
             batch,
-            lambda stream: exchange.write_rest(stream, request, source, left, batch),
+            lambda stream: exchange.write_rest(stream, request, runs, left, batch),
         )
         return True
 

@@ -14,12 +14,12 @@ from typing import ClassVar
 from daemons.core.errors import TransferError
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer.credentials import Credential
-from daemons.transfer.device_memory import on_host
 from daemons.transfer.path_record import PathView
 from daemons.transfer.slices import slice_bytes
 from daemons.transfer.transports import sockets
 from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch
 from daemons.transfer.transports.paths import CONNECT_TIMEOUT_S, Paths
+from daemons.transfer.transports.runs import Runs, runs_of_reads
 from daemons.transfer.transports.stream import StreamPool
 from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
 
@@ -57,35 +57,27 @@ class TcpTransport:
     def reaches(self, address: DataAddress) -> bool:
         return bool(address.tcp)
 
-    def read_quick(self, region: RegionRef, read: Read, deadline_s: float) -> bool:
-        """The short way for one contiguous READ over one stream; False: it needs the long one."""
-        address, remote, target = region.address, read.remote, read.target
-        local = on_host(read.local)
+    def read_quick(self, region: RegionRef, reads: Sequence[Read], deadline_s: float) -> bool:
+        """The short way for a batch of runs over one stream; False: it needs the long one."""
+        address = region.address
         pool = self._peers.get((address.tcp, address.epoch))
-        length, start = remote.row_bytes, target.offset
-        if (
-            pool is None
-            or isinstance(pool, Paths)
-            or not 0 < length < 2 * _MIN_STRIPE_BYTES
-            or not remote.num_rows == target.num_rows == 1
-            or length != target.row_bytes
-            or not 0 <= remote.offset <= region.size_bytes - length
-            or not 0 <= start <= local.nbytes - length
-            or not local.flags.writeable
-        ):
+        if not isinstance(pool, StreamPool):
             return False
-        return pool.read_quick(region, remote, local.data[start : start + length], deadline_s)
+        runs = runs_of_reads(region, reads)
+        return (
+            runs is not None
+            and runs.length < 2 * _MIN_STRIPE_BYTES
+            and pool.read_quick(region, runs, deadline_s)
+        )
 
-    def write_quick(
-        self, region: RegionRef, offset: int, source: memoryview, timeout_s: float
-    ) -> bool:
-        """The short way for one checked run over one stream; False: it needs the long one."""
+    def write_quick(self, region: RegionRef, runs: Runs, timeout_s: float) -> bool:
+        """The short way for what was checked over one stream; False: it needs the long one."""
         address = region.address
         pool = self._peers.get((address.tcp, address.epoch))
         return (
             isinstance(pool, StreamPool)
-            and len(source) < 2 * _MIN_STRIPE_BYTES
-            and pool.write_quick(region, offset, source, timeout_s)
+            and runs.length < 2 * _MIN_STRIPE_BYTES
+            and pool.write_quick(region, runs, timeout_s)
         )
 
     def read(self, batch: ReadBatch) -> None:
@@ -214,7 +206,7 @@ def _connector(endpoint: str) -> Callable[[float], socket.socket]:
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        sockets.set_buffers(sock)
+        sockets.set_buffers_towards(sock, host, port)
         sock.settimeout(timeout_s)
         sock.connect((host, port))
     except OSError:

@@ -11,7 +11,7 @@ not parse closes the connection.
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -39,7 +39,7 @@ RANGE = struct.Struct("<QQQQ")
 QUICK = struct.Struct("<4sBBHIIQQQQQQQQ")
 """A request and its only range: what most are, packed and parsed in one call at both ends."""
 
-_unpack_range = RANGE.unpack_from
+_unpack_range, _pack_quick = RANGE.unpack_from, QUICK.pack
 REPLY = struct.Struct("<4sBxxxQQ")
 TRAILER = struct.Struct("<4sxxxxQ")
 
@@ -137,6 +137,19 @@ def encode_request(request: Request) -> bytes:
     parts += [RANGE.pack(r.offset, r.row_bytes, r.num_rows, r.stride_bytes) for r in request.ranges]
     parts += [request.capability, request.body]
     return b"".join(parts)
+
+
+def plain_request(op: int, epoch: int, region_id: int, ranges: Sequence[tuple[int, int]]) -> bytes:
+    """A READ or WRITE of contiguous (offset, length) without generation or capability, packed in one call."""
+    count = len(ranges)
+    if count == 1:
+        ((offset, length),) = ranges
+        return _pack_quick(MAGIC, op, 0, 1, 0, 0, epoch, region_id, 0, 0, offset, length, 1, 0)
+    numbers: list[int] = []
+    for offset, length in ranges:
+        numbers += (offset, length, 1, 0)
+    header = REQUEST.pack(MAGIC, op, 0, count, 0, 0, epoch, region_id, 0, 0)
+    return header + struct.pack(f"<{4 * count}Q", *numbers)
 
 
 def request_length(header: bytes | bytearray) -> int:
