@@ -32,7 +32,6 @@ from daemons.transfer.transports.base import (
 )
 from daemons.transfer.transports.loopback import LoopbackTransport
 from daemons.transfer.transports.rdma import open_rdma
-from daemons.transfer.transports.runs import runs_of_writes
 from daemons.transfer.transports.shm import ShmTransport
 from daemons.transfer.transports.shm_peer import ShmPeer
 from daemons.transfer.transports.tcp import TcpTransport
@@ -154,13 +153,10 @@ class TransportTable:
         address = region.address
         if address.epoch == self._epoch:
             return False
-        runs = runs_of_writes(region, writes)
-        if runs is None:
-            return False
         if self._quick_shm is not None and self._quick_shm.reaches(address):
-            return self._quick_shm.write_quick(region, runs, timeout_s)
+            return self._quick_shm.write_quick(region, writes, timeout_s)
         tcp = self._quick_tcp
-        return tcp is not None and tcp.write_quick(region, runs, timeout_s)
+        return tcp is not None and tcp.write_quick(region, writes, timeout_s)
 
     def pull(self, batch: ReadBatch) -> bool:
         """READ from a peer on this host without its help; False when that is not possible."""

@@ -51,13 +51,13 @@ def answer(stream: Stream, batch: Batch) -> tuple[int, int]:
     return check_header(stream, batch, wire.REPLY.size)
 
 
-def read_quick(stream: Stream, request: bytes, runs: Runs, deadline_s: float) -> bool:
+def read_quick(stream: Stream, runs: Runs, deadline_s: float) -> bool:
     """The plain answer to a READ of contiguous ranges; False for anything else, the connection is then lost."""
     sock, scratch, length = stream.sock, stream.scratch, runs.length
     is_small = length <= wire.MAX_INLINE
     wanted = _FRAME_BYTES + length if is_small else _REPLY_BYTES
     try:
-        sock.send(request)
+        sock.send(runs.request)
         count = _receive_some(sock, scratch, wanted, deadline_s)
         if 0 < count < wanted:
             if count >= _REPLY_BYTES and _unpack_reply(scratch)[1]:
@@ -96,17 +96,17 @@ class Unfinished(NamedTuple):
     error: OSError | None
 
 
-def write_quick(stream: Stream, request: bytes, runs: Runs) -> Unfinished | None:
+def write_quick(stream: Stream, runs: Runs) -> Unfinished | None:
     """A WRITE whose bytes follow it at once, and its answer, mostly two calls; None: done."""
     sock, header, length = stream.sock, stream.scratch[:_REPLY_BYTES], runs.length
-    window: list[bytes | memoryview] = [request, *runs.vectors]
+    window: list[bytes | memoryview] = [runs.request, *runs.vectors]
     sent = received = 0
     failure: OSError | None = None
     try:
         # Several buffers cost more than copying a few bytes.
         is_small = length <= wire.MAX_INLINE
         sent = sock.send(b"".join(window)) if is_small else sock.sendmsg(window)
-        if sent == len(request) + length:
+        if sent == len(runs.request) + length:
             received = sock.recv_into(header)
             if received == _REPLY_BYTES and header == _OK:
                 stream.last_answer_s = time.monotonic()
@@ -118,11 +118,11 @@ def write_quick(stream: Stream, request: bytes, runs: Runs) -> Unfinished | None
     return Unfinished(sent, received, failure)
 
 
-def write_rest(stream: Stream, request: bytes, runs: Runs, left: Unfinished, batch: Batch) -> None:
+def write_rest(stream: Stream, runs: Runs, left: Unfinished, batch: Batch) -> None:
     """Go on until the answer is there."""
     if left.error is not None:
         raise left.error
-    window = [memoryview(request), *runs.vectors]
+    window = [memoryview(runs.request), *runs.vectors]
     wire.drop_front(window, left.sent)
     send(stream.sock, iter(window), batch)
     fill(stream.sock, iter([stream.scratch[left.received : wire.REPLY.size]]), batch)

@@ -198,6 +198,9 @@ def _fill(connection: Connection, window: list[memoryview], end_s: float = math.
             continue
         if count == 0:
             raise ConnectionResetError("the writer hung up")
+        if count == connection.unread_bytes:  # The writer waits, and Python is slow behind a copy.
+            connection.unread_bytes = 0
+            return
         connection.unread_bytes -= min(count, connection.unread_bytes)
         wire.drop_front(window, count)
         last_progress_s = time.monotonic()

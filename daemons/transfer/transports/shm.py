@@ -21,7 +21,7 @@ from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
 from daemons.transfer.transports import cross_memory, exchange, sockets, wire
 from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch, describe
 from daemons.transfer.transports.landing import PullSource, encode_pull_source
-from daemons.transfer.transports.runs import Runs
+from daemons.transfer.transports.runs import runs_of_writes
 from daemons.transfer.transports.shm_peer import Private, ShmPeer
 
 _WORD_BYTES = 8
@@ -101,15 +101,14 @@ class ShmTransport:
             raise Unavailable(f"{describe(batch.region.address)} went away")
         return is_done
 
-    def write_quick(self, region: RegionRef, runs: Runs, timeout_s: float) -> bool:
-        """The short way for what was checked and is small, to a peer it `reaches`; False: it needs the long way."""
+    def write_quick(self, region: RegionRef, writes: Sequence[Write], timeout_s: float) -> bool:
+        """The short way for few bytes to a peer it `reaches`; False: it needs the long way."""
         address = region.address
         peer = self._peers.get((address.unix_path, address.epoch))
-        return (
-            peer is not None
-            and runs.length <= _MAX_SENT
-            and peer.stream.write_quick(region, runs, timeout_s)
-        )
+        runs = None if peer is None else runs_of_writes(region, writes)
+        if peer is None or runs is None or runs.length > _MAX_SENT:
+            return False
+        return peer.stream.write_quick(region, runs, timeout_s)
 
     def write(self, batch: WriteBatch) -> None:
         peer = self._peer(batch.region.address, batch.remaining_s())

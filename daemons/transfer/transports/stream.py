@@ -40,7 +40,6 @@ Connect = Callable[[float], socket.socket]
 MAX_CONNECTIONS = 8
 CONNECT_TIMEOUT_S = 2.0
 _REMEMBER_DEAD_S = 0.2
-_READ, _WRITE = int(wire.Op.READ), int(wire.Op.WRITE)
 
 
 class StreamPool:
@@ -67,7 +66,7 @@ class StreamPool:
         self._dead_until_s = 0.0
         self._is_closed = False
 
-    def read_quick(self, region: RegionRef, runs: Runs, deadline_s: float) -> bool:
+    def read_quick(self, runs: Runs, deadline_s: float) -> bool:
         """A READ that was checked, over an idle connection; False: take the long way.
 
         A READ may be done twice, so whatever is not the plain answer is left to the long way to find out.
@@ -76,9 +75,7 @@ class StreamPool:
             stream = self._idle.pop()
         except IndexError:
             return False
-        epoch = region.address.epoch
-        request = wire.plain_request(_READ, epoch, region.region_id, runs.ranges)
-        if not exchange.read_quick(stream, request, runs, deadline_s):
+        if not exchange.read_quick(stream, runs, deadline_s):
             self._discard(stream)
             return False
         self._give_back(stream)
@@ -126,9 +123,7 @@ class StreamPool:
         if not is_fresh and not sockets.is_open(stream.sock):
             self._discard(stream)
             return False
-        epoch = region.address.epoch
-        request = wire.plain_request(_WRITE, epoch, region.region_id, runs.ranges)
-        left = exchange.write_quick(stream, request, runs)
+        left = exchange.write_quick(stream, runs)
         if left is None:
             self._give_back(stream)
             return True
@@ -136,7 +131,7 @@ class StreamPool:
         self._run_fenced(
             stream,
             batch,
-            lambda stream: exchange.write_rest(stream, request, runs, left, batch),
+            lambda stream: exchange.write_rest(stream, runs, left, batch),
         )
         return True
 

@@ -17,9 +17,9 @@ from daemons.transfer.credentials import Credential
 from daemons.transfer.path_record import PathView
 from daemons.transfer.slices import slice_bytes
 from daemons.transfer.transports import sockets
-from daemons.transfer.transports.base import Read, ReadBatch, WriteBatch
+from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch
 from daemons.transfer.transports.paths import CONNECT_TIMEOUT_S, Paths
-from daemons.transfer.transports.runs import Runs, runs_of_reads
+from daemons.transfer.transports.runs import runs_of_reads, runs_of_writes
 from daemons.transfer.transports.stream import StreamPool
 from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_parts
 
@@ -64,21 +64,20 @@ class TcpTransport:
         if not isinstance(pool, StreamPool):
             return False
         runs = runs_of_reads(region, reads)
-        return (
-            runs is not None
-            and runs.length < 2 * _MIN_STRIPE_BYTES
-            and pool.read_quick(region, runs, deadline_s)
-        )
+        if runs is None or runs.length >= 2 * _MIN_STRIPE_BYTES:
+            return False
+        return pool.read_quick(runs, deadline_s)
 
-    def write_quick(self, region: RegionRef, runs: Runs, timeout_s: float) -> bool:
-        """The short way for what was checked over one stream; False: it needs the long one."""
+    def write_quick(self, region: RegionRef, writes: Sequence[Write], timeout_s: float) -> bool:
+        """The same for WRITEs."""
         address = region.address
         pool = self._peers.get((address.tcp, address.epoch))
-        return (
-            isinstance(pool, StreamPool)
-            and runs.length < 2 * _MIN_STRIPE_BYTES
-            and pool.write_quick(region, runs, timeout_s)
-        )
+        if not isinstance(pool, StreamPool):
+            return False
+        runs = runs_of_writes(region, writes)
+        if runs is None or runs.length >= 2 * _MIN_STRIPE_BYTES:
+            return False
+        return pool.write_quick(region, runs, timeout_s)
 
     def read(self, batch: ReadBatch) -> None:
         # Reads that report as they come are done in order, on one stream.

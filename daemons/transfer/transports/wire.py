@@ -39,7 +39,7 @@ RANGE = struct.Struct("<QQQQ")
 QUICK = struct.Struct("<4sBBHIIQQQQQQQQ")
 """A request and its only range: what most are, packed and parsed in one call at both ends."""
 
-_unpack_range, _pack_quick = RANGE.unpack_from, QUICK.pack
+_unpack_range = RANGE.unpack_from
 REPLY = struct.Struct("<4sBxxxQQ")
 TRAILER = struct.Struct("<4sxxxxQ")
 
@@ -139,15 +139,14 @@ def encode_request(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def plain_request(op: int, epoch: int, region_id: int, ranges: Sequence[tuple[int, int]]) -> bytes:
-    """A READ or WRITE of contiguous (offset, length) without generation or capability, packed in one call."""
-    count = len(ranges)
-    if count == 1:
-        ((offset, length),) = ranges
-        return _pack_quick(MAGIC, op, 0, 1, 0, 0, epoch, region_id, 0, 0, offset, length, 1, 0)
+def plain_request(
+    op: int, epoch: int, region_id: int, spans: Sequence[tuple[object, int, int]]
+) -> bytes:
+    """A READ or WRITE of contiguous (_, start, end) without generation or capability, packed in two calls."""
     numbers: list[int] = []
-    for offset, length in ranges:
-        numbers += (offset, length, 1, 0)
+    for _, start, end in spans:
+        numbers += (start, end - start, 1, 0)
+    count = len(spans)
     header = REQUEST.pack(MAGIC, op, 0, count, 0, 0, epoch, region_id, 0, 0)
     return header + struct.pack(f"<{4 * count}Q", *numbers)
 

@@ -69,11 +69,9 @@ def test_runs_name_the_same_bytes_in_the_same_order(
     there = b"".join(theirs[at.offset : at.offset + at.row_bytes].tobytes() for _, _, at in parts)
     assert b"".join(runs.vectors) == here
     assert runs.length == len(here)
-    frame = wire.plain_request(int(wire.Op.READ), 7, 0, runs.ranges)
-    assert wire.decode_request(frame) == wire.Request(
-        wire.Op.READ, 7, 0, None, tuple(contiguous(*each) for each in runs.ranges)
-    )
-    found = wire.runs_in(frame, len(runs.ranges), theirs.data)
+    request = wire.decode_request(runs.request)
+    assert (request.op, request.epoch, request.region_id) == (wire.Op.WRITE, 7, 0)
+    found = wire.runs_in(runs.request, len(request.ranges), theirs.data)
     assert found is not None
     assert b"".join(found) == there
 
