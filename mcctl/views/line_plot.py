@@ -14,6 +14,10 @@ _LEFT, _TOP, _BOTTOM = 64, 36, 44
 _LEGEND, _CHARACTER = 48, 7
 _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Told apart by the colour-blind too (Okabe and Ito)."""
+_DASHES: Final = ("", "7 3", "2 3", "9 3 2 3")
+"""One after the other where there are more lines than colours."""
+_ENTRY: Final = 18
+"""Height of a name in the legend."""
 _MAX_TICKS: Final = 6
 
 Points = Sequence[tuple[float, float]]
@@ -39,7 +43,8 @@ class Chart:
 
 def page(charts: Sequence[Chart]) -> str:
     """The whole image."""
-    height = len(charts) * (_HEIGHT + _GAP)
+    heights = [_height(chart) + _GAP for chart in charts]
+    height = sum(heights)
     longest = max((len(line.name) for chart in charts for line in chart.lines), default=0)
     width = _LEFT + _WIDTH + _LEGEND + _CHARACTER * longest
     parts = [
@@ -49,11 +54,16 @@ def page(charts: Sequence[Chart]) -> str:
     ]
     for number, chart in enumerate(charts):
         parts += [
-            f'<g transform="translate(0 {number * (_HEIGHT + _GAP)})">',
+            f'<g transform="translate(0 {sum(heights[:number])})">',
             *_draw(chart),
             "</g>",
         ]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _height(chart: Chart) -> int:
+    """As much as its legend needs, where that is longer than the lines are high."""
+    return max(_HEIGHT, _TOP + _ENTRY * len(chart.lines))
 
 
 def _draw(chart: Chart) -> list[str]:
@@ -78,11 +88,13 @@ def _draw(chart: Chart) -> list[str]:
         ]
     for number, line in enumerate(chart.lines):
         colour = _COLOURS[number % len(_COLOURS)]
+        dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        stroke = f'stroke="{colour}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line.points))
-        at = _TOP + 18 * number + 8
+        at = _TOP + _ENTRY * number + 8
         parts += [
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-            f'<path d="M{_LEFT + _WIDTH + 12} {at - 4}h16" stroke="{colour}" stroke-width="3"/>',
+            f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>',
+            f'<path d="M{_LEFT + _WIDTH + 12} {at - 4}h20" {stroke} stroke-width="3"/>',
             _text(_LEFT + _WIDTH + 34, at, line.name, anchor="start"),
         ]
     return parts
