@@ -170,6 +170,7 @@ class CachenodeApp:
             lambda reply: self._handlers.obey(reply),
         )
         reporter.pins = self._replicas.remembered.pins
+        reporter.knows_all = lambda: all(tier.is_known for tier in self._lower.values())
         return reporter
 
     def _segment_parts(self) -> SegmentParts:

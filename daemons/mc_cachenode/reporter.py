@@ -127,6 +127,10 @@ class Reporter:
         self._stream = ReportStream(loop, interval_s, self)
         self.pins = NodePins()
         """Told to a master that did not make them."""
+        self.knows_all: Callable[[], bool] = lambda: True
+        """Whether all tiers are open."""
+        self._is_opening = False
+        """And what they hold was not told when the last report was made."""
         self.segments: Callable[[], list[SegmentDescription]] = list
         """All that are lent."""
         self._tells_segments = False
@@ -167,15 +171,16 @@ class Reporter:
     def changed_segments(self) -> None:
         """Some were mounted or unmounted: told with the next report, and so before any block in them."""
         self._tells_segments = True
-        self._pending[self._first].is_unknown = True
-        self._stream.schedule()
+        self.changed()
 
     def refused(self, num_puts: int) -> None:
         self._refused_puts += num_puts
         self._stream.schedule()
 
     def refresh(self) -> None:
-        """Tell how full tiers are where that changed without a block coming or going."""
+        """Tell how full tiers are where that changed without a block coming or going, and that the last one is open."""
+        if self._is_opening and self.knows_all():
+            self.changed()
         for pending in self._pending.values():
             if pending.source.usage() != pending.told:
                 pending.is_unknown = True
@@ -213,6 +218,11 @@ class Reporter:
             return self._first
         return next((tier for tier in reversed(self._pending) if self._pending[tier]), self._first)
 
+    def changed(self) -> None:
+        """Something that is told beside blocks."""
+        self._pending[self._first].is_unknown = True
+        self._stream.schedule()
+
     def next_report(self, sequence: int) -> Report:
         """Of one tier, with what is told beside blocks."""
         tier = self._next_tier()
@@ -232,6 +242,7 @@ class Reporter:
         pins = self._news() if self._is_first else []
         segments = self.segments() if self._tells_segments else []
         self._is_first = self._tells_segments = False
+        self._is_opening = not self.knows_all() or self._is_opening_told()
         return Report(
             node=node,
             epoch=epoch,
@@ -249,7 +260,12 @@ class Reporter:
             dead=dead,
             segments=segments,
             is_announcing=any(p.announcing or p.is_unknown for p in self._pending.values()),
+            is_opening=self._is_opening,
         )
+
+    def _is_opening_told(self) -> bool:
+        """Of what was found when the last tier opened more is to come."""
+        return self._is_opening and any(pending.sealed for pending in self._pending.values())
 
     def _news(self) -> list[Pin]:
         if self._link is None:

@@ -41,6 +41,8 @@ class Report(Message, frozen=True, kw_only=True):
     """More of what was here before the announcement began is to come."""
     segments: list[SegmentDescription] = msgspec.field(default_factory=list)
     """All that the node lends in DRAM, when that has changed since it joined or said it last; else empty."""
+    is_opening: bool = False
+    """What lies in one of its tiers is not known or not told yet: an object store that has not answered."""
 
 
 class ReportReply(Message, frozen=True, kw_only=True):

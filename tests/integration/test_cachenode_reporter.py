@@ -145,6 +145,20 @@ def test_one_report_is_in_flight_and_a_lost_reply_repeats_it(bench: Bench) -> No
     assert bench.link.sent[3].sequence == bench.link.sent[2].sequence + 1
 
 
+def test_a_master_is_told_while_a_tier_is_not_open_and_when_it_is(bench: Bench) -> None:
+    is_open = False
+    bench.reporter.knows_all = lambda: is_open
+    bench.join()
+    bench.link.answer(ReportReply())
+    bench.reporter.refresh()
+    bench.pass_time(0.006)
+    assert [report.is_opening for report in bench.link.sent] == [True]
+    is_open = True
+    bench.reporter.refresh()
+    bench.pass_time(0.006)
+    assert [report.is_opening for report in bench.link.sent] == [True, False]
+
+
 def test_a_new_master_gets_everything_in_bounded_batches(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from kit.daemon import free_port
 
 from daemons.client.cluster import ClusterClient
+from daemons.client.objects.format import object_meta
 from daemons.core.errors import McError, NotFound, Rejected, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, NodeId, RequestId
 from daemons.protocol.base import Ok
@@ -45,7 +46,14 @@ from daemons.protocol.node import (
     NodeDescription,
     Role,
 )
-from daemons.protocol.objects import NameToReserve, ReserveNames, ReserveNamesReply
+from daemons.protocol.objects import (
+    NAME_STATES,
+    ExistNames,
+    ExistNamesReply,
+    NameToReserve,
+    ReserveNames,
+    ReserveNamesReply,
+)
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.report import Report, ReportReply
@@ -241,6 +249,7 @@ class ScriptedNode:
         self.notices: list[Notice] = []
         self.replies: list[Reply | McError] = []
         self.obeys = True
+        self.is_opening = False
         self.load = InstanceLoad()
         self.link = MasterLink(
             loop,
@@ -289,6 +298,7 @@ class ScriptedNode:
             tier=tier,
             used_bytes=BLOCK_BYTES * len(self.blocks),
             capacity_bytes=CAPACITY_BYTES,
+            is_opening=self.is_opening,
         )
         self.sequence += 1
         self.link.channel.request(message, timeout_s=2.0, on_reply=self.on_report_reply)
@@ -987,6 +997,36 @@ def test_a_version_that_turns_up_behind_an_announcement_ends_no_master_and_is_no
     reserved = ask(client, loop, msgspec.structs.replace(wanted, replaces=True), ReserveNamesReply)
     assert isinstance(reserved, ReserveNamesReply)
     assert reserved.names[0].version == version + 5001
+
+
+def test_a_name_is_not_absent_before_its_node_knows_what_its_object_store_has(
+    client: SyncClient, loop: Loop, nodes: Make, master: MasterProcess
+) -> None:
+    cache = nodes(describe("c0", "cachenode"))
+    named = msgspec.structs.replace(
+        sealed(chain(1))[0],
+        meta=object_meta(b"n", b"a", BLOCK_BYTES),
+        version=(cache.link.incarnation << COUNTER_BITS) + 1,
+    )
+    cache.report([named], [])
+    wait_blocks(client, loop, 1)
+    cache.close()
+    back = ScriptedNode(loop, master, describe("c0", "cachenode", epoch=9))
+    back.is_opening = True
+
+    def state() -> int:
+        exists = ExistNames(namespace=b"n", names=[b"a"])
+        reply = ask(client, loop, exists, ExistNamesReply)
+        assert isinstance(reply, ExistNamesReply)
+        return reply.states[0]
+
+    assert loop.run_until(lambda: bool(back.replies), 20)
+    assert state() == NAME_STATES.index("unreachable")
+    back.is_opening = False
+    back.report([], [])
+    assert loop.run_until(lambda: len(back.replies) > 1, 20)
+    assert state() == NAME_STATES.index("absent")
+    back.close()
 
 
 def test_metrics_count_nodes_blocks_plans_and_bad_messages(

@@ -45,6 +45,8 @@ class LowerBlocks:
         self.tier = opened.tier
         self.store = opened.store
         self.rate = ReadRate()
+        self.is_known = opened.store.is_open
+        """Whether the master is told, or about to be, what was here at the start."""
         self._modes = opened.modes
         self._adopter = opened.adopter
         self._loop = loop
@@ -116,6 +118,7 @@ class LowerBlocks:
         self.store.close()
 
     def _on_found(self, hashes: list[BlockHash]) -> None:
+        self.is_known = True
         for block_hash in hashes:
             self._callbacks.on_sealed(block_hash)
 

@@ -163,7 +163,7 @@ class NameKeeper:
             self._broadcast(new, but=member.node.node)
         if report.dead:
             self._confirm(member.node.node, report.dead)
-        if not report.is_announcing:
+        if not report.is_announcing and not report.is_opening:
             self.rebuilding.announced(member.node.node)
             self._state.directory.announced(member.node.node)
 

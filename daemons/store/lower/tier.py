@@ -39,6 +39,11 @@ class LowerTier(ABC):
         self._reads = ReadPool(bounds.read_workers, bounds.max_queued_reads)
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """What is there is known: that of a tier elsewhere may not be for a while."""
+        return True
+
     # Writing.
 
     def put(self, block: BlockRecord, source: memoryview) -> "Future[bool]":
