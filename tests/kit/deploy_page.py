@@ -13,6 +13,12 @@ def commands(*sections: str) -> str:
     return "".join(block for section in sections for block in _blocks(section))
 
 
+def sections() -> list[str]:
+    """Those that hold commands."""
+    titles = re.findall(r"^\.S[hs] (.*)\n", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [title for title in titles if ".Bd -literal" in _text_of(title)]
+
+
 def _blocks(section: str) -> list[str]:
     found = re.findall(r"^\.Bd .*?\n(.*?)^\.Ed$", _text_of(section), re.MULTILINE | re.DOTALL)
     assert found, section

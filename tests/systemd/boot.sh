@@ -1,15 +1,18 @@
 #!/bin/bash
-# boot.sh FOLDER [SOURCE TARGET]...   run as the first process of new mount, pid, uts, ipc and net namespaces, in a cgroup of its own
+# boot.sh FOLDER LAYER [SOURCE TARGET]...   run as the first process of new mount, pid, uts, ipc and net namespaces, in a cgroup of its own
 #
-# Becomes the systemd of a host that is this one's root file system with all changes thrown away, and none of this
-# host's own services. FOLDER is empty and private; SOURCE is seen at TARGET, read-only. systemd's log is FOLDER/log.
+# Becomes the systemd of a host that is this one's root file system with what LAYER has and all changes thrown away, and
+# none of this host's own services; LAYER may be empty. FOLDER is empty and private; SOURCE is seen at TARGET,
+# read-only. systemd's log is FOLDER/log.
 set -euo pipefail
 folder=$1
-shift
+layer=$2
+shift 2
 root=$folder/disk/root
 
 mount -t tmpfs -o mode=755 disk "$folder"
 mkdir -p "$folder/disk"/{changes,work,root}
+[ -z "$layer" ] || cp -a "$layer/." "$folder/disk/changes"
 mount -t overlay host -o "lowerdir=/,upperdir=$folder/disk/changes,workdir=$folder/disk/work" "$root"
 
 # An installation of this host's own is not there.

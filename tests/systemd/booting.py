@@ -33,8 +33,12 @@ def engine_folder() -> Path:
 
 
 @contextmanager
-def booted(folder: Path, name: str, shares: Sequence[Path | str]) -> Iterator[Machine]:
-    """`shares`: a folder of this host's, where it is seen there, and so on. All that runs on it ends with it."""
+def booted(
+    folder: Path, name: str, shares: Sequence[Path | str], layer: Path | None = None
+) -> Iterator[Machine]:
+    """`shares`: a folder of this host's, where it is seen there, and so on; `layer` lies over this host's root. All
+    that runs on it ends with it.
+    """
     parent = own_cgroup()
     assert parent is not None
     cgroup = parent / f"mooncake-test-{os.getpid()}-{name}"
@@ -50,7 +54,8 @@ def booted(folder: Path, name: str, shares: Sequence[Path | str]) -> Iterator[Ma
             *("unshare", "--mount", "--propagation", "private", "--pid", "--uts", "--ipc", "--net"),
             *("--fork", "--kill-child=KILL", "bash", "-c"),
             'echo 0 >"$0/cgroup.procs" && exec unshare --cgroup "$@"',
-            *(str(cgroup), str(_BOOT), str(disk), *(str(share) for share in shares)),
+            *(str(cgroup), str(_BOOT), str(disk), str(layer or "")),
+            *(str(share) for share in shares),
         ],
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -1,5 +1,5 @@
-"""Three bare machines on a network of their own, and the operator's shell beside them: an ssh that leads to their
-roots, and a folder with the wheelhouse that `make wheelhouse` would fill.
+"""Three bare machines on a network of their own, and the operator's shell beside them: it has ssh to them, and a folder
+with the wheelhouse that `make wheelhouse` would fill.
 """
 
 import os
@@ -7,33 +7,27 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from systemd.booting import booted
 from systemd.cluster import WAIT_S
+from systemd.letting_in import layer_folder, let_in
 from systemd.machine import ENGINE, Machine
 
 ADDRESSES = ("10.0.0.1", "10.0.0.11", "10.0.0.12")
 _OPERATOR = "10.0.0.254"
-_SSH = r"""#!/bin/bash
-# ssh [-n] root@ADDRESS COMMAND...: as root on that machine, by its shell
-[ "$1" != -n ] || { exec </dev/null; shift; }
-address=${1#root@}
-shift
-exec nsenter --target "$(cat "${0%/*}/../pids/$address")" --mount --uts --ipc --net --pid --cgroup -- \
-    env --ignore-environment HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash -c "$*"
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """By address; `folder` is where the operator's shell stands."""
+    """By address; `folder` is where the operator's shell stands, `typed` is what it was given."""
 
     machines: dict[str, Machine]
     namespace: str
     folder: Path
+    typed: list[str] = field(default_factory=list)
 
     def words(self, *words: str) -> list[str]:
         """A command of the operator's: on the network, not on a machine."""
@@ -41,6 +35,7 @@ class Hosts:
 
     def type(self, lines: str, *, timeout_s: float = 9 * WAIT_S) -> str:
         """What a bash says into which these lines are pasted: what reads its input takes lines away from it."""
+        self.typed.append(lines)
         done = subprocess.run(
             self.words("bash", "-eu", "-o", "pipefail"),
             input=lines,
@@ -48,7 +43,7 @@ class Hosts:
             text=True,
             check=False,
             cwd=self.folder,
-            env={"HOME": str(self.folder), "PATH": f"{self.folder}/bin:{os.environ['PATH']}"},
+            env=self._env(),
             timeout=timeout_s,
         )
         if done.returncode:
@@ -59,16 +54,30 @@ class Hosts:
             pytest.fail(f"{lines}\n{done.stdout}{done.stderr}\n{logs}")
         return done.stdout
 
+    @contextmanager
+    def goes_on(self, line: str) -> Iterator[None]:
+        """Of a command that ends when nothing more is typed."""
+        words = self.words("bash", "-c", line)
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self.folder, env=self._env()
+        )
+        try:
+            yield
+            process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+            process.communicate()
+
+    def _env(self) -> dict[str, str]:
+        return {"HOME": str(self.folder), "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+
 
 @contextmanager
 def hosts_on_a_network(folder: Path, wheelhouse: Path, engine: Path) -> Iterator[Hosts]:
     """`wheelhouse`: one as lent.py makes it, of which they get a copy."""
     namespace = f"mc-operator-{os.getpid()}"
     (folder / "bin").mkdir()
-    ssh = folder / "bin" / "ssh"
-    ssh.write_text(_SSH)
-    ssh.chmod(0o755)
-    (folder / "pids").mkdir()
+    layer = layer_folder()
     # The page's `make wheelhouse` was run before, without an engine.
     make = folder / "bin" / "make"
     make.write_text('#!/bin/sh\n[ "$*" = wheelhouse ] && [ -e dist/wheelhouse/systemd ]\n')
@@ -79,11 +88,13 @@ def hosts_on_a_network(folder: Path, wheelhouse: Path, engine: Path) -> Iterator
         _make_network(namespace)
         machines = {}
         for address in ADDRESSES:
-            machine = stack.enter_context(booted(folder / address, address, [engine, ENGINE]))
+            shares = [engine, ENGINE]
+            machine = stack.enter_context(booted(folder / address, address, shares, layer))
             _plug_in(machine, namespace, address)
-            (folder / "pids" / address).write_text(str(machine.pid))
             machines[address] = machine
-        yield Hosts(machines, namespace, folder)
+        hosts = Hosts(machines, namespace, folder)
+        stack.enter_context(let_in(hosts.words(), folder, machines))
+        yield hosts
 
 
 def _make_network(namespace: str) -> None:

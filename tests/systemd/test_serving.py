@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from kit.daemon import wait_for
+from kit.examples import examples_of
 from systemd.cluster import (
     CONFIGS,
     CONTROL,
@@ -39,12 +40,15 @@ MAX_EXPOSURE = 2.0
 NUM_STREAMS = 4
 
 
-def test_target_brings_up_all_units_each_ready_when_it_serves(machine: Machine) -> None:
+def test_lines_of_the_readme_bring_up_all_units_each_ready_when_it_serves(machine: Machine) -> None:
     write_model(machine.root / MODEL.lstrip("/"))
     lend_torch(machine)
     write_configs(machine)
-    machine.run("systemctl", "enable", "--quiet", "mooncake.target", *UNITS)
-    machine.run("systemctl", "start", "mooncake.target", *UNITS)
+    readme = examples_of(Path(__file__).parents[2] / "README.md")
+    lines = [each.text for each in readme if each.text.startswith("systemctl ")]
+    assert len(lines) == 2
+    for line in (*lines, f"systemctl enable --now {NODE_B}"):
+        machine.run(*line.split())
     assert [machine.show(unit, "ActiveState") for unit in UNITS] == ["active"] * len(UNITS)
     said = {unit: machine.show(unit, "StatusText") for unit in UNITS}
     assert f"at={ENDPOINT}" in said[MASTER]
