@@ -88,8 +88,8 @@ def hosts_on_a_network(folder: Path, wheelhouse: Path, engine: Path) -> Iterator
         _make_network(namespace)
         machines = {}
         for address in ADDRESSES:
-            shares = [engine, ENGINE]
-            machine = stack.enter_context(booted(folder / address, address, shares, layer))
+            own = folder / address
+            machine = stack.enter_context(booted(own, address, [engine, ENGINE], layer))
             _plug_in(machine, namespace, address)
             machines[address] = machine
         hosts = Hosts(machines, namespace, folder)

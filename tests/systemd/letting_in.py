@@ -83,6 +83,11 @@ def let_in(operator: Sequence[str], folder: Path, machines: Mapping[str, Machine
     return stack
 
 
+def has_server(folder: Path) -> bool:
+    """Whether ssh is one, and leads to a server."""
+    return (folder / ".ssh" / "config").exists()
+
+
 def _write_program(file: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o755)
