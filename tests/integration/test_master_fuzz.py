@@ -19,7 +19,7 @@ from daemons.core.ids import BlockHash, Incarnation, NodeId, StageId
 from daemons.mc_master.app import MasterApp
 from daemons.mc_master.nodes.incarnation import next_incarnation, store_incarnation
 from daemons.protocol.base import Ping
-from daemons.protocol.block import MAX_HASHES
+from daemons.protocol.block import MAX_HASHES, DeadName
 from daemons.protocol.failure import Failure
 from daemons.protocol.lookup import Locate, Match
 from daemons.protocol.messages import MasterRequest, Request, decode_incoming, encode
@@ -34,6 +34,8 @@ LOOSE = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+_PATIENT_MS = 60_000
 
 
 class Wire:
@@ -132,6 +134,14 @@ small = {
     types.NoneType: st.none(),
 }
 
+limited: dict[Any, dict[str, st.SearchStrategy[int]]] = {
+    Join: {"incarnation_seen": st.integers(0, 1)},
+    NodeDescription: {"epoch": st.integers(1, 2)},
+    DeadName: {
+        "version": st.integers(-1, 3)
+    },  # a higher one is of another master, and ends this one
+}
+
 
 def strategy(kind: Any) -> st.SearchStrategy[Any]:
     """Valid messages of a small world, so that they meet each other, with the odd extreme number."""
@@ -150,17 +160,14 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(strategy(arguments[0]), strategy(arguments[1]), max_size=2)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = {field.name: strategy(field.type) for field in msgspec.structs.fields(kind)}
-        if kind is Join:
-            fields["incarnation_seen"] = st.integers(0, 1)
-        if kind is NodeDescription:
-            fields["epoch"] = st.integers(1, 2)
-        return st.builds(kind, **fields)
+        return st.builds(kind, **(fields | limited.get(kind, {})))
     return small[kind]
 
 
 def sensible(role: Role) -> NodeDescription:
     """So that random plans and reports find somebody."""
     node = msgspec.msgpack.decode(golden(Join), type=Join).node
+    segments = [msgspec.structs.replace(each, number=at) for at, each in enumerate(node.segments)]
     model = msgspec.structs.replace(node.model, name="m", block_tokens=16, max_context_tokens=4096)
     return msgspec.structs.replace(
         node,
@@ -168,7 +175,7 @@ def sensible(role: Role) -> NodeDescription:
         role=role,
         epoch=1,
         model=None if role == "cachenode" else model,
-        segments=node.segments if role == "cachenode" else [],
+        segments=segments if role == "cachenode" else [],
         capacity_tokens=0,
     )
 
@@ -178,12 +185,11 @@ def sensible(role: Role) -> NodeDescription:
 def test_random_requests_are_answered_and_leave_the_tables_whole(
     wire: Wire, sent: list[msgspec.Struct]
 ) -> None:
-    for role in ("cachenode", "prefill", "decode"):
-        wire.request(Join(node=sensible(role), incarnation_seen=0))
-    # Each name that is drawn has been met: of another the master steps down, which a test of its own looks at.
-    wire.request(
-        Join(node=msgspec.structs.replace(sensible("cachenode"), node="7f"), incarnation_seen=0)
-    )
+    # Each name that is drawn has been met: of another the master steps down, which a test of its own looks at. However
+    # long this process was held up meanwhile: what is stale is not served.
+    joining = [sensible(role) for role in ("cachenode", "prefill", "decode")]
+    for node in (*joining, msgspec.structs.replace(joining[0], node="7f")):
+        wire.request(Join(node=node, incarnation_seen=Incarnation(0)), deadline_ms=_PATIENT_MS)
     for message in sent:
         wire.request(message)
     wire.settle()
