@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from daemons.core.errors import Rejected as Rejected
     from daemons.core.errors import TransferError as TransferError
     from daemons.core.errors import Unavailable as Unavailable
+    from daemons.protocol.segment import Strided as Strided
     from daemons.transfer import BadCapability as BadCapability
     from daemons.transfer import Cancelled as Cancelled
     from daemons.transfer import Handle as Handle
@@ -27,13 +28,17 @@ if TYPE_CHECKING:
     from daemons.transfer import NotOver as NotOver
     from daemons.transfer import Pinned as Pinned
     from daemons.transfer import Read as Read
+    from daemons.transfer import ReadBatch as ReadBatch
     from daemons.transfer import RegionRef as RegionRef
     from daemons.transfer import StaleEpoch as StaleEpoch
     from daemons.transfer import StaleGeneration as StaleGeneration
     from daemons.transfer import TransferEngine as TransferEngine
     from daemons.transfer import View as View
     from daemons.transfer import Write as Write
+    from daemons.transfer import WriteBatch as WriteBatch
     from daemons.transfer import allocate_shared as allocate_shared
+    from daemons.transfer import as_bytes as as_bytes
+    from daemons.transfer import as_memory as as_memory
     from daemons.transfer import contiguous as contiguous
     from mcctl.cluster.plan import ClusterOptions as ClusterOptions
     from mcctl.cluster.processes import LocalCluster as LocalCluster
@@ -53,6 +58,7 @@ _PUBLIC = {
         "TransferError",
         "Unavailable",
     ),
+    "daemons.protocol.segment": ("Strided",),
     "daemons.transfer": (
         "BadCapability",
         "Cancelled",
@@ -61,13 +67,17 @@ _PUBLIC = {
         "Notification",
         "Pinned",
         "Read",
+        "ReadBatch",
         "RegionRef",
         "StaleEpoch",
         "StaleGeneration",
         "TransferEngine",
         "View",
         "Write",
+        "WriteBatch",
         "allocate_shared",
+        "as_bytes",
+        "as_memory",
         "contiguous",
     ),
     "mcctl.cluster.plan": ("ClusterOptions",),

@@ -7,13 +7,15 @@ before the bytes can be read at the target.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeGuard
+
+import numpy as np
 
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import short
 from daemons.protocol.segment import DataAddress, Generation, Grant, RegionRef, Strided
-from daemons.transfer.device_memory import LocalMemory
-from daemons.transfer.strided import check_within, contiguous, length_of
+from daemons.transfer.device_memory import DeviceMemory, LocalMemory
+from daemons.transfer.strided import ByteArray, check_within, contiguous, length_of
 
 
 class Unreachable(Unavailable):
@@ -161,7 +163,10 @@ class ReadBatch(Batch):
         """Refuse ranges outside the region or the local memory before anything moves."""
         self._check_region(self.generation)
         size_bytes = self.region.size_bytes
+        before: LocalMemory | None = None
         for remote, local, target in self.reads:
+            if local is not before:
+                before = _check_flat(local)
             check_within(remote, size_bytes, "the region")
             check_within(target, local.nbytes, "the local memory")
             length = remote.row_bytes * remote.num_rows
@@ -215,7 +220,10 @@ class WriteBatch(Batch):
         """Refuse ranges outside the region or the local memory before anything moves."""
         self._check_region(None)
         size_bytes = self.region.size_bytes
+        before: LocalMemory | None = None
         for local, source, remote in self.writes:
+            if local is not before:
+                before = _check_flat(local)
             check_within(remote, size_bytes, "the region")
             check_within(source, local.nbytes, "the local memory")
             length = remote.row_bytes * remote.num_rows
@@ -225,6 +233,24 @@ class WriteBatch(Batch):
     def finish(self, index: int) -> None:
         if self.progress is not None:
             self.progress(index)
+
+
+def is_flat(memory: object) -> TypeGuard[ByteArray]:
+    """Whether offsets into this memory of the host are bytes, as they are nowhere else but in a flat array of them."""
+    return (
+        isinstance(memory, np.ndarray)
+        and memory.dtype.char == "B"
+        and memory.ndim == 1
+        and memory.flags.c_contiguous
+    )
+
+
+def _check_flat(memory: LocalMemory) -> LocalMemory:
+    if not isinstance(memory, DeviceMemory) and not is_flat(memory):
+        raise TransferError(
+            "local memory must be a flat array of bytes: give as_bytes(it), or as_memory(it) of a tensor on a GPU"
+        )
+    return memory
 
 
 class Transport(Protocol):

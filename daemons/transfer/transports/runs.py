@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from daemons.protocol.segment import RegionRef, Strided
-from daemons.transfer.device_memory import DeviceMemory, LocalMemory
+from daemons.transfer.device_memory import LocalMemory
 from daemons.transfer.strided import ByteArray
 from daemons.transfer.transports import wire
-from daemons.transfer.transports.base import Read, Write
+from daemons.transfer.transports.base import Read, Write, is_flat
 
 M = TypeVar("M")
 
@@ -32,7 +32,7 @@ class Runs(NamedTuple):
 def runs_of_reads(region: RegionRef, reads: Sequence[Read]) -> Runs | None:
     if len(reads) == 1:
         remote, local, target = reads[0]
-        if isinstance(local, DeviceMemory) or not local.flags.writeable:
+        if not is_flat(local) or not local.flags.writeable:
             return None
         return _run(_READ, region, local, target, remote)
     parts = [(local, target, remote) for remote, local, target in reads]
@@ -42,7 +42,7 @@ def runs_of_reads(region: RegionRef, reads: Sequence[Read]) -> Runs | None:
 def runs_of_writes(region: RegionRef, writes: Sequence[Write]) -> Runs | None:
     if len(writes) == 1:
         local, source, remote = writes[0]
-        if isinstance(local, DeviceMemory):
+        if not is_flat(local):
             return None
         return _run(_WRITE, region, local, source, remote)
     return _runs(_WRITE, region, writes)
@@ -81,7 +81,7 @@ def _runs(
     memory = memoryview(b"")
     for local, here, remote in parts:
         if local is not before:
-            if isinstance(local, DeviceMemory) or (op == _READ and not local.flags.writeable):
+            if not is_flat(local) or (op == _READ and not local.flags.writeable):
                 return None
             memory, before, room = local.data, local, local.nbytes
         count, offset, start = remote.row_bytes, remote.offset, here.offset

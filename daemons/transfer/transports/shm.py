@@ -15,11 +15,11 @@ from daemons.core.errors import ProtocolError, TransferError, Unavailable
 from daemons.core.ids import HostId
 from daemons.protocol.segment import DataAddress, RegionRef, Strided
 from daemons.transfer.credentials import Credential
-from daemons.transfer.device_memory import DeviceMemory, address_of, on_host
+from daemons.transfer.device_memory import address_of, on_host
 from daemons.transfer.regions import RegionTable
 from daemons.transfer.strided import ByteArray, check_within, contiguous, copy
 from daemons.transfer.transports import cross_memory, exchange, sockets, wire
-from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch, describe
+from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch, describe, is_flat
 from daemons.transfer.transports.landing import PullSource, encode_pull_source
 from daemons.transfer.transports.runs import runs_of_writes
 from daemons.transfer.transports.shm_peer import Private, ShmPeer
@@ -54,7 +54,7 @@ class ShmTransport:
         peer = self._peers.get((address.unix_path, address.epoch))
         mapped = None if peer is None else peer.whole(region.region_id)
         remote, local, target = read
-        if peer is None or mapped is None or isinstance(local, DeviceMemory):
+        if peer is None or mapped is None or not is_flat(local):
             return False
         offset, length, start = remote.offset, remote.row_bytes, target.offset
         if (

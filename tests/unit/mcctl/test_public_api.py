@@ -24,6 +24,10 @@ def test_errors_and_names_in_the_manual_are_public() -> None:
     raised = set(re.findall(r"^\.Er (\w+)", manual, re.MULTILINE))
     assert {"Conflict", "TransferError"} <= raised
     assert not raised - set(mcctl._HOMES)
+    called = set(re.findall(r"(?<![.\w])([A-Z]\w+)\(", manual))
+    named = set(re.findall(r"^\.Fn (as_\w+|allocate_\w+|contiguous)", manual, re.MULTILINE))
+    assert {"ReadBatch", "as_memory"} <= called | named
+    assert not (called | named) - {*mcctl._HOMES, "Path"}
     assert "from daemons" not in manual
 
 

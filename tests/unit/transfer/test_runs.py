@@ -1,13 +1,14 @@
 """The short form of a batch takes only what the long way's checks would let pass, and then exactly those bytes."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemons.core.errors import TransferError
 from daemons.core.ids import Epoch, HostId
 from daemons.protocol.segment import DataAddress, RegionRef, Strided
-from daemons.transfer.strided import contiguous
+from daemons.transfer.strided import ByteArray, contiguous
 from daemons.transfer.transports import wire
 from daemons.transfer.transports.base import Read, ReadBatch, Write, WriteBatch
 from daemons.transfer.transports.runs import runs_of_reads, runs_of_writes
@@ -81,3 +82,27 @@ def test_memory_that_must_not_change_takes_no_runs() -> None:
     local.flags.writeable = False
     assert runs_of_reads(region_of(8), [Read.into(contiguous(0, 8), local)]) is None
     assert runs_of_writes(region_of(8), [Write.at(0, local)]) is not None
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        np.zeros(4, np.float32),
+        np.zeros((4, 4), np.uint8),
+        np.zeros(32, np.uint8)[::2],
+        np.zeros(16, np.int8),
+        bytearray(16),
+    ],
+)
+def test_memory_of_another_shape_is_refused_before_anything_moves(local: ByteArray) -> None:
+    """Offsets would be elements, and bytes be taken for numbers."""
+    region = region_of(16)
+    reads = [Read(contiguous(0, 8), local, contiguous(0, 8))]
+    writes = [Write(local, contiguous(0, 8), contiguous(0, 8))]
+    for batch in (ReadBatch(region, reads), WriteBatch(region, writes)):
+        with pytest.raises(TransferError, match="flat array of bytes"):
+            batch.check()
+    assert runs_of_reads(region, reads) is None
+    assert runs_of_reads(region, reads * 2) is None
+    assert runs_of_writes(region, writes) is None
+    assert runs_of_writes(region, writes * 2) is None
