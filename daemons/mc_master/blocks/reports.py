@@ -95,6 +95,8 @@ class Reports:
         member.used_bytes = report.used_bytes
         member.capacity_bytes = report.capacity_bytes
         victims = self.victims.of(member)
+        if report.refused_puts and not victims:
+            self.victims.look_at_refusal(member)
         held = self.victims.held_back(report.node)
         return ReportReply(
             victims=victims,

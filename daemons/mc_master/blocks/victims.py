@@ -26,6 +26,14 @@ class Victims:
         """Why the node had no victims when they were chosen last."""
         return self._held_back.get(node, _NOTHING)
 
+    def look_at_refusal(self, member: Member) -> None:
+        """It refused a put and is not full, for want of slots of that size: what stays is told all the same."""
+        now_s = self._state.now_s()
+        if not member.is_evicting and now_s >= member.next_eviction_s:
+            member.next_eviction_s = now_s + _SEARCH_AGAIN_S
+            node = member.node.node
+            self._held_back[node] = listing.held_back(self._state.directory, node, now_s=now_s)
+
     def of_silent(self) -> Iterator[tuple[Member, list[BlockHash]]]:
         """Nodes that are full report nothing when all puts are refused: they have to be told unasked."""
         for member in self._state.membership:

@@ -12,6 +12,7 @@ from daemons.mc_master.blocks.victims import Victims
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory.directory import Directory
+from daemons.store.eviction.pins import HARD, HeldPin
 
 NODE, NUM_BLOCKS, LEASE_S = NodeId("n"), 10, 5.0
 SIZE = sealed_block(0).length
@@ -91,3 +92,15 @@ def test_a_node_whose_blocks_are_all_leased_says_so_until_it_is_well() -> None:
     bench.clock.advance(LEASE_S + 1)
     assert bench.oldest(10) == 5
     assert bench.victims.held_back(NODE).leased_bytes == 0
+
+
+def test_what_stays_is_told_of_a_node_that_refused_for_want_of_slots_too() -> None:
+    bench = Bench()
+    last = block_hash(1000 * (NUM_BLOCKS - 1))
+    bench.directory.pins.pin([last], HeldPin(HARD, 1000.0))
+    assert bench.oldest(used=8) == 0
+    assert bench.victims.held_back(NODE).pinned_bytes == 0
+    bench.victims.look_at_refusal(bench.member)
+    assert bench.victims.held_back(NODE).pinned_bytes == SIZE
+    bench.oldest(used=4)
+    assert bench.victims.held_back(NODE).pinned_bytes == 0
