@@ -50,6 +50,7 @@ from daemons.protocol.objects import (
     NAME_STATES,
     ExistNames,
     ExistNamesReply,
+    NameState,
     NameToReserve,
     ReserveNames,
     ReserveNamesReply,
@@ -1014,18 +1015,23 @@ def test_a_name_is_not_absent_before_its_node_knows_what_its_object_store_has(
     back = ScriptedNode(loop, master, describe("c0", "cachenode", epoch=9))
     back.is_opening = True
 
-    def state() -> int:
+    def wait_until(wanted: NameState) -> None:
         exists = ExistNames(namespace=b"n", names=[b"a"])
-        reply = ask(client, loop, exists, ExistNamesReply)
-        assert isinstance(reply, ExistNamesReply)
-        return reply.states[0]
+        deadline_s = time.monotonic() + 20
+        while True:
+            reply = ask(client, loop, exists, ExistNamesReply)
+            assert isinstance(reply, ExistNamesReply)
+            found = NAME_STATES[reply.states[0]]
+            assert found != "absent" or not back.is_opening
+            if found == wanted:
+                return
+            assert time.monotonic() < deadline_s, found
 
     assert loop.run_until(lambda: bool(back.replies), 20)
-    assert state() == NAME_STATES.index("unreachable")
+    wait_until("unreachable")
     back.is_opening = False
     back.report([], [])
-    assert loop.run_until(lambda: len(back.replies) > 1, 20)
-    assert state() == NAME_STATES.index("absent")
+    wait_until("absent")
     back.close()
 
 

@@ -144,6 +144,7 @@ def test_a_put_that_arrives_after_it_was_told_to_have_failed_overtakes_nothing(
             assert store.exists(name) == "absent"
             late = give_up(b"again" + name.encode(), is_told=is_told)
             store.put("again" + name, b"new")
+            wait_for(lambda name=name: store.exists("again" + name) == "present")
             arrive(late)
             with other(pool, store) as reader:
                 assert reader.get("again" + name) == b"new"

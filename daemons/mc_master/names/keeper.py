@@ -101,7 +101,7 @@ class NameKeeper:
             elif not may_be_given(block.version):
                 refused.add(meta.hash)
                 orphans.append(meta.hash)  # a dead version would shut out all that are given out
-            elif self._is_too_late(block):
+            elif meta.hash not in report.freed and self._is_too_late(block):
                 refused.add(meta.hash)
                 self._bury(meta.hash, block.version)
             elif block.version <= dead or not self._wins((node, report.tier), block):

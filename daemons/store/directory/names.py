@@ -160,13 +160,19 @@ class NameTable:
         held = self._reserved.get(key)
         return held is not None and held.version == version and held.until_s > now_s
 
-    def give_up(self, key: BlockHash, version: int, *, now_s: float) -> None:
-        """Who puts this version was told that it failed, or does not wait for it any more."""
+    def give_up(
+        self, key: BlockHash, version: int, *, now_s: float, replaces: bool = False
+    ) -> None:
+        """Who puts this version was told that it failed, or does not wait for it any more. Where it would take the
+        place of an older one it is not refused later: that one is gone by then.
+        """
         held = self._reserved.get(key)
         if held is not None and held.version == version:
             self._make_way(key, now_s)
         else:
             self._late.add(key, version, now_s)
+        if replaces:
+            return
         self._given_up[key, version] = now_s
         if len(self._given_up) > MAX_LATE:
             del self._given_up[next(iter(self._given_up))]

@@ -73,6 +73,10 @@ def test_a_put_that_was_given_up_is_known_by_its_version_and_ends_no_other() -> 
     assert not names.renew(KEY, second, now_s=4.0, hold_s=10.0)
     names.expire(TTL_S + 3.0)
     assert [names.is_given_up(KEY, each) for each in (first, second)] == [False, True]
+    third = names.reserve(KEY, now_s=TTL_S + 4.0, hold_s=10.0)
+    names.give_up(KEY, third, now_s=TTL_S + 4.0, replaces=True)
+    assert not names.is_given_up(KEY, third)
+    assert names.may_be_sealed(KEY)
 
 
 def test_what_may_still_be_sealed_is_known_until_it_is_or_a_higher_version() -> None:
