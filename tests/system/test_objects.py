@@ -111,8 +111,9 @@ def test_a_put_that_arrives_after_it_was_told_to_have_failed_overtakes_nothing(
 
         def give_up(name: bytes, *, replaces: bool = False, is_told: bool = True) -> Put:
             item = NameToReserve(name=name, value_bytes=3)
+            hold_ms = 15_000 if is_told else 1
             reserved = master.request(
-                ReserveNames(namespace=namespace, names=[item], replaces=replaces, hold_ms=1)
+                ReserveNames(namespace=namespace, names=[item], replaces=replaces, hold_ms=hold_ms)
             )
             assert isinstance(reserved, ReserveNamesReply)
             version = reserved.names[0].version

@@ -111,8 +111,7 @@ class ObjectHandlers:
             key = name_key(message.namespace, item.name)
             was_held = names.is_held(key, item.version, now_s=now_s)
             if was_held or self._may_still_come(key, item.version):
-                replaces = self._may_be_there(key)
-                names.give_up(key, item.version, now_s=now_s, replaces=replaces)
+                names.give_up(key, item.version, now_s=now_s)
             if was_held and num_chunks > 0:
                 self._state.loop.call_later(
                     _REPORTED_S, self._keeper.free_chunks, key, item.version, num_chunks
@@ -122,12 +121,6 @@ class ObjectHandlers:
         """Of a put whose reservation is over, or of an earlier master."""
         is_sealed = any(held == version for _, held in self._state.directory.versions_of(key))
         return self._keeper.names.was_given(version) and not is_sealed
-
-    def _may_be_there(self, key: BlockHash) -> bool:
-        """In some version."""
-        directory = self._state.directory
-        is_known = bool(directory.versions_of(key)) or key in directory.away
-        return is_known or self._keeper.is_rebuilding()
 
     def _reserve_one(
         self, message: ReserveNames, item: NameToReserve, hold_s: float
@@ -144,7 +137,8 @@ class ObjectHandlers:
             if names.is_reserved(key, now_s=now_s):
                 return ReservedName(status="being_written")
         return ReservedName(
-            status="reserved", version=names.reserve(key, now_s=now_s, hold_s=hold_s)
+            status="reserved",
+            version=names.reserve(key, now_s=now_s, hold_s=hold_s, replaces=message.replaces),
         )
 
     def _taken(self, namespace: bytes, name: bytes, key: BlockHash) -> ReservedName | None:

@@ -81,6 +81,8 @@ class DeadNames:
 class _Reservation:
     version: int
     until_s: float
+    replaces: bool = True
+    """Whether an older version may be there."""
 
 
 class NameTable:
@@ -122,7 +124,9 @@ class NameTable:
         self._last += 1
         return self._last
 
-    def reserve(self, key: BlockHash, *, now_s: float, hold_s: float) -> int:
+    def reserve(
+        self, key: BlockHash, *, now_s: float, hold_s: float, replaces: bool = False
+    ) -> int:
         """A new version, which takes the place of a reservation of this name. Raises Exhausted."""
         if len(self._reserved) >= MAX_RESERVED:
             self.expire(now_s)
@@ -130,7 +134,7 @@ class NameTable:
                 raise Exhausted(f"{MAX_RESERVED} names are being put", retry_after_ms=200)
         version = self.next_version()
         self._make_way(key, now_s)
-        self._reserved[key] = _Reservation(version, now_s + hold_s)
+        self._reserved[key] = _Reservation(version, now_s + hold_s, replaces)
         return version
 
     def renew(self, key: BlockHash, version: int, *, now_s: float, hold_s: float) -> bool:
@@ -142,7 +146,8 @@ class NameTable:
             return False
         if held is not None and held.version < version:
             self._make_way(key, now_s)
-        self._reserved[key] = _Reservation(version, now_s + hold_s)
+        replaces = held is None or held.version < version or held.replaces
+        self._reserved[key] = _Reservation(version, now_s + hold_s, replaces)
         return True
 
     def extend(self, by_s: float, *, now_s: float) -> None:
@@ -160,18 +165,16 @@ class NameTable:
         held = self._reserved.get(key)
         return held is not None and held.version == version and held.until_s > now_s
 
-    def give_up(
-        self, key: BlockHash, version: int, *, now_s: float, replaces: bool = False
-    ) -> None:
-        """Who puts this version was told that it failed, or does not wait for it any more. Where it would take the
-        place of an older one it is not refused later: that one is gone by then.
+    def give_up(self, key: BlockHash, version: int, *, now_s: float) -> None:
+        """Who puts this version was told that it failed. It is refused should it be sealed later, but for one that may
+        take the place of an older version: that is gone by then.
         """
         held = self._reserved.get(key)
-        if held is not None and held.version == version:
-            self._make_way(key, now_s)
-        else:
+        if held is None or held.version != version:
             self._late.add(key, version, now_s)
-        if replaces:
+            return
+        self._make_way(key, now_s)
+        if held.replaces:
             return
         self._given_up[key, version] = now_s
         if len(self._given_up) > MAX_LATE:

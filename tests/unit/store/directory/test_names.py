@@ -63,8 +63,9 @@ def test_a_reservation_ends_with_its_time_its_seal_or_a_higher_one() -> None:
 def test_a_put_that_was_given_up_is_known_by_its_version_and_ends_no_other() -> None:
     names = NameTable(Incarnation(1))
     first = names.reserve(KEY, now_s=0.0, hold_s=10.0)
-    second = names.reserve(KEY, now_s=1.0, hold_s=10.0)
     names.give_up(KEY, first, now_s=2.0)
+    second = names.reserve(KEY, now_s=3.0, hold_s=10.0)
+    names.give_up(KEY, first, now_s=3.0)
     assert names.is_given_up(KEY, first)
     assert not names.is_given_up(KEY, second)
     assert names.is_held(KEY, second, now_s=3.0)
@@ -73,10 +74,20 @@ def test_a_put_that_was_given_up_is_known_by_its_version_and_ends_no_other() -> 
     assert not names.renew(KEY, second, now_s=4.0, hold_s=10.0)
     names.expire(TTL_S + 3.0)
     assert [names.is_given_up(KEY, each) for each in (first, second)] == [False, True]
-    third = names.reserve(KEY, now_s=TTL_S + 4.0, hold_s=10.0)
-    names.give_up(KEY, third, now_s=TTL_S + 4.0, replaces=True)
-    assert not names.is_given_up(KEY, third)
+
+
+def test_what_may_have_taken_the_place_of_an_older_version_is_not_refused() -> None:
+    names = NameTable(Incarnation(2))
+    version = names.reserve(KEY, now_s=0.0, hold_s=10.0, replaces=True)
+    assert names.renew(KEY, version, now_s=1.0, hold_s=10.0)
+    names.give_up(KEY, version, now_s=2.0)
+    of_an_earlier_master = 7
+    assert names.renew(key(2), of_an_earlier_master, now_s=1.0, hold_s=10.0)
+    names.give_up(key(2), of_an_earlier_master, now_s=2.0)
+    assert not names.is_given_up(KEY, version)
+    assert not names.is_given_up(key(2), of_an_earlier_master)
     assert names.may_be_sealed(KEY)
+    assert names.may_be_sealed(key(2))
 
 
 def test_what_may_still_be_sealed_is_known_until_it_is_or_a_higher_version() -> None:
@@ -113,9 +124,11 @@ def test_a_put_that_nothing_was_before_leaves_nothing_behind() -> None:
 
 def test_of_many_late_puts_the_oldest_are_forgotten() -> None:
     names = NameTable(Incarnation(1))
+    first = names.next_version() + 1
     for number in range(MAX_LATE + 2):
-        names.give_up(key(number), number + 1, now_s=0.0)
-    assert [names.is_given_up(key(n), n + 1) for n in (0, 1, 2)] == [False, False, True]
+        version = names.reserve(key(number), now_s=0.0, hold_s=10.0)
+        names.give_up(key(number), version, now_s=0.0)
+    assert [names.is_given_up(key(n), first + n) for n in (0, 1, 2)] == [False, False, True]
     assert [names.may_be_sealed(key(n)) for n in (0, 1, 2)] == [False, False, True]
 
 
