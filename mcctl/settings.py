@@ -12,6 +12,7 @@ from daemons.config.common import Seconds
 from daemons.config.forms import is_endpoint
 from daemons.core.errors import ConfigError
 from daemons.core.ids import PublicKey
+from daemons.core.units import parse_whole
 from daemons.protocol.address import is_public_key, split_key, with_key
 from mcctl import paths
 from mcctl.cluster.record import ClusterRecord, running_record
@@ -108,7 +109,8 @@ class Settings:
             return local
         address, key = split_key(self.master)
         host, _, port = address.rpartition(":")
-        return with_key(f"{host}:{int(port) + 1}", key) if port.isdigit() else self.master
+        number = parse_whole(port)
+        return self.master if number is None else with_key(f"{host}:{number + 1}", key)
 
     @property
     def local_cluster(self) -> ClusterRecord | None:

@@ -10,8 +10,12 @@ GIB = 1024 * MIB
 MAX_SIZE = 1 << 62
 """No size is as large: sums of a few of them still fit what messages and files hold."""
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?\s*$", re.IGNORECASE)
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", re.IGNORECASE)
+_MAX_DIGITS = 18
+_ASCII = re.ASCII | re.IGNORECASE
+"""Else the long s and the sign of the Kelvin are an s and a k, and no unit of any table."""
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?\s*$", _ASCII)
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", _ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _FACTORS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 
@@ -30,6 +34,12 @@ def parse_size(text: str | int) -> int:
             f"size {str(text)[:80]} is more than anybody has; write it like 512MiB or 2GiB"
         )
     return int(size)
+
+
+def parse_whole(text: str) -> int | None:
+    """A number of 0 to 9 alone, of so few digits that messages hold it; None for all else."""
+    is_one = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if is_one else None
 
 
 def parse_duration(text: str | float) -> float:

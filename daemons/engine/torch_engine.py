@@ -11,7 +11,7 @@ import torch
 
 from daemons.config.common import EngineSection, ModelSection
 from daemons.core.errors import ConfigError
-from daemons.core.units import format_size
+from daemons.core.units import format_size, parse_whole
 from daemons.engine.arena.kv_arena import KvArena, KvSlot
 from daemons.engine.arena.slots import Slot
 from daemons.engine.arena.staging import Staging
@@ -173,7 +173,8 @@ def _check_device(device: str) -> None:
         return
     kind, _, number = device.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" else 0
-    if not (number or "0").isdigit() or int(number or 0) >= count:
+    index = parse_whole(number or "0")
+    if index is None or index >= count:
         raise ConfigError(
             f'`engine.device`: {device!r} is not here (CUDA devices found: {count}); use "cpu" or "cuda:N"'
         )

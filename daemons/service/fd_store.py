@@ -9,6 +9,7 @@ import os
 import socket
 from typing import Final
 
+from daemons.core.units import parse_whole
 from daemons.service.notify import notify
 
 _FIRST_FD: Final = 3
@@ -59,7 +60,7 @@ def _inherited() -> dict[str, int]:
     """Once a process: the variables are taken out of its environment, or its children would think they are meant."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
-    if pid != str(os.getpid()) or not count.isdigit() or int(count) != len(names):
+    if pid != str(os.getpid()) or parse_whole(count) != len(names):
         return {}
     found: dict[str, int] = {}
     for fd, name in enumerate(names, _FIRST_FD):

@@ -4,6 +4,8 @@ import os
 import socket
 from collections.abc import Sequence
 
+from daemons.core.units import parse_whole
+
 
 def notify(*fields: str, fds: Sequence[int] = ()) -> None:
     """Send e.g. "READY=1", "STATUS=...". Never raises: a lost notification must not end a daemon."""
@@ -28,6 +30,5 @@ def watchdog_interval_s() -> float | None:
     """Half of what systemd asks for, or None when it does not watch this process."""
     limit = os.environ.get("WATCHDOG_USEC", "")
     watched = os.environ.get("WATCHDOG_PID", str(os.getpid()))
-    if not limit.isdigit() or watched != str(os.getpid()):
-        return None
-    return int(limit) / 2e6
+    limit_us = parse_whole(limit)
+    return limit_us / 2e6 if limit_us is not None and watched == str(os.getpid()) else None

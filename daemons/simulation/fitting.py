@@ -57,7 +57,7 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillTimes:
     """Raises ConfigError where the samples leave a term open, saying what to measure."""
     if not samples or _rank(samples) < len(PREFILL_SCALE):
         lengths = sorted({sample.num_tokens for sample in samples})
-        told = f"prompts of {', '.join(map(str, lengths))} tokens" if samples else "no prompt"
+        told = f"prompts of {', '.join(map(str, lengths))} tokens" if samples else "no prompts"
         raise ConfigError(
             f"{told} do not tell apart what a prompt costs once, a token, and the context before a token; {_MORE_ROWS}"
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from daemons.core.units import parse_whole
 from daemons.transfer.hardware import (
     Gid,
     Gpu,
@@ -87,7 +88,7 @@ class Sysfs:
             cpus=self._text(folder / "cpulist") or "",
             memory_bytes=int(memory[1]) * 1024 if memory else None,
             hugepages=list(self._hugepages(folder)),
-            distances=[int(d) for d in distances if d.isdigit()],
+            distances=[far for each in distances if (far := parse_whole(each)) is not None],
         )
 
     def _hugepages(self, folder: Path) -> Iterator[HugePages]:
@@ -244,9 +245,10 @@ class Sysfs:
 def _numbered(paths: list[Path], prefix: str) -> list[tuple[int, Path]]:
     """Those named prefix and a number, in the order of the numbers."""
     found = [
-        (int(path.name.removeprefix(prefix)), path)
+        (number, path)
         for path in paths
-        if path.name.startswith(prefix) and path.name.removeprefix(prefix).isdigit()
+        if path.name.startswith(prefix)
+        and (number := parse_whole(path.name.removeprefix(prefix))) is not None
     ]
     return sorted(found)
 

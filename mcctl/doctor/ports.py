@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from daemons.core.units import parse_whole
 from daemons.protocol.address import is_wildcard
 from mcctl.doctor.finding import Finding
 
@@ -31,9 +32,8 @@ class Wanted:
 def parse(address: str) -> tuple[str, int] | None:
     """tcp://HOST:PORT or HOST:PORT; None for what is no fixed TCP port of this host."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if address.startswith("ipc://") or not port.isdigit() or port == "0":
-        return None
-    return host.strip("[]"), int(port)
+    number = parse_whole(port)
+    return None if address.startswith("ipc://") or not number else (host.strip("[]"), number)
 
 
 def check_ports(wanted: Iterable[Wanted]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from daemons.core.errors import ConfigError
-from daemons.core.units import format_milliseconds
+from daemons.core.units import format_milliseconds, parse_whole
 from daemons.simulation.fitting import PrefillSample, StepSample, fit_decode, fit_prefill
 from daemons.simulation.hardware import HardwareProfile, KvSizes, parse_profile
 from mcctl.bench.serve_result import ServeResult
@@ -143,8 +143,9 @@ def _prefill_samples(run: ServeResult) -> Iterator[tuple[str, PrefillSample]]:
 
 def _step_samples(run: ServeResult, *, with_drafts: bool) -> Iterator[tuple[str, StepSample]]:
     for batch, tok_s in (run.decode_tok_s if with_drafts else run.decode_plain_tok_s).items():
-        if tok_s > 0 and batch.isdecimal() and int(batch) > 0:
-            yield f"decode step, batch {batch}", StepSample(int(batch), int(batch) / tok_s)
+        size = parse_whole(batch)
+        if size and tok_s > 0:
+            yield f"decode step, batch {size}", StepSample(size, size / tok_s)
 
 
 def _load_rate(runs: Sequence[ServeResult], kv: KvSizes) -> float:

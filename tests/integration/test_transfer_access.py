@@ -1,5 +1,6 @@
 """Who may do what: roles, capabilities, views and their pins, memory read across processes."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -14,10 +15,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from kit.daemon import wait_for
 
 from daemons.core.errors import TransferError, Unavailable
 from daemons.core.ids import new_epoch
-from daemons.protocol.segment import RegionRef
+from daemons.protocol.segment import Generation, RegionRef
 from daemons.transfer import (
     BadCapability,
     Pinned,
@@ -32,7 +34,7 @@ from daemons.transfer import (
 )
 from daemons.transfer.memory import Region
 from daemons.transfer.regions import RegionTable
-from daemons.transfer.transports import cross_memory, service, shm_peer, wire
+from daemons.transfer.transports import cross_memory, server, service, shm_peer, sockets, wire
 from daemons.transfer.transports.landing import PullSource, encode_pull_source
 
 SIZE = 1 << 20
@@ -323,7 +325,7 @@ import sys
 from pathlib import Path
 import msgspec
 from daemons.core.ids import new_epoch
-from daemons.protocol.segment import RegionRef
+from daemons.protocol.segment import Generation, RegionRef
 from daemons.transfer import TransferEngine, contiguous
 engine = TransferEngine(epoch=new_epoch(), unix_dir=Path(sys.argv[1]), transports=("shm",))
 view = engine.view(msgspec.json.decode(sys.argv[2], type=RegionRef), [contiguous(0, 8)])
@@ -405,3 +407,117 @@ def test_a_daemon_cannot_make_us_read_outside_of_what_it_names(
         with pytest.raises(TransferError):
             stream.ask_to_pull(batch, [junk])
     assert np.array_equal(memory.array, before)
+
+
+class Dripping:
+    """A peer that answers its first READ at once, and from the second on sends a byte now and then."""
+
+    def __init__(self) -> None:
+        self._is_plain = True
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.hung_up = threading.Event()
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def region(self, engine: TransferEngine) -> RegionRef:
+        port = self.listener.getsockname()[1]
+        address = msgspec.structs.replace(
+            engine.address, epoch=new_epoch(), tcp=f"127.0.0.1:{port}", unix_path="", host_id=""
+        )
+        return RegionRef(address=address, region_id=1, size_bytes=SIZE)
+
+    def close(self) -> None:
+        sockets.shut(self.listener)
+        self.thread.join()
+        self.listener.close()
+
+    def _serve(self) -> None:
+        sock, _ = self.listener.accept()
+        with sock:
+            while frame := sock.recv(1 << 16):
+                request = wire.decode_request(frame)
+                length = sum(ranges.length for ranges in request.ranges)
+                sock.sendall(wire.reply(wire.Status.OK, length))
+                if request.op == wire.Op.READ and not self._is_plain:
+                    self._drip(sock)
+                    return
+                if request.op == wire.Op.READ:
+                    self._is_plain = False
+                    sock.sendall(bytes(length) + wire.TRAILER.pack(wire.MAGIC, 0))
+
+    def _drip(self, sock: socket.socket) -> None:
+        end_s = time.monotonic() + 20
+        try:
+            while time.monotonic() < end_s:
+                sock.send(b"x")
+                time.sleep(0.01)
+        except OSError:
+            self.hung_up.set()
+
+
+@pytest.mark.parametrize(("length", "word"), [(wire.MAX_INLINE, 0), (1 << 18, None), (1 << 18, 0)])
+def test_a_peer_that_sends_a_byte_now_and_then_moves_no_deadline(
+    make_engine: Callable[..., TransferEngine], length: int, word: int | None
+) -> None:
+    """However the READ goes: with a generation, by the short way, by the long one."""
+    reader, target = make_engine(transports=("tcp",)), np.zeros(length, np.uint8)
+    generation = None if word is None else Generation(region_id=1, index=0, value=word)
+    with contextlib.closing(Dripping()) as peer:
+        region, reads = peer.region(reader), [Read.into(contiguous(0, length), target)]
+        reader.read(region, reads, timeout_s=60, generation=generation)
+        with pytest.raises(Unavailable):
+            reader.read(region, reads, timeout_s=0.2, generation=generation)
+        assert peer.hung_up.wait(20), "it was read from for as long as it sent"
+
+
+def test_what_must_be_there_within_a_time_may_not_come_a_byte_at_a_time() -> None:
+    near, far = socket.socketpair()
+    is_over = threading.Event()
+
+    def drip() -> None:
+        while not is_over.wait(0.01):
+            far.send(b"x")
+
+    with near, far, ThreadPoolExecutor(1) as others:
+        near.settimeout(0.2)
+        dripping = others.submit(drip)
+        try:
+            with pytest.raises(TimeoutError):
+                sockets.receive_exactly(near, 1000)
+        finally:
+            is_over.set()
+        dripping.result()
+        assert near.gettimeout() == 0.2
+
+
+def test_a_connection_ends_where_an_answer_stalls_in_its_middle(
+    make_engine: Callable[..., TransferEngine],
+    memory: SharedMemory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second request is answered by who still waits for one; what is left out would be taken for an answer."""
+    monkeypatch.setattr(server, "STALL_S", 0.1)
+    owner = make_engine(transports=("tcp",))
+    region = owner.register(memory)
+    first, all_of_it = (
+        wire.encode_request(
+            wire.Request(
+                wire.Op.READ,
+                region.address.epoch,
+                region.region_id,
+                ranges=(contiguous(0, length),) * 8,
+            )
+        )
+        for length in (100, SIZE)
+    )
+    host, _, port = region.address.tcp.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        frame_bytes = wire.REPLY.size + wire.TRAILER.size
+        sock.sendall(first)
+        assert len(sock.recv(frame_bytes + 800, socket.MSG_WAITALL)) == frame_bytes + 800
+        sock.sendall(all_of_it)
+        wait_for(lambda: owner._server.num_connections == 0, what="its end")
+        received = 0
+        while part := sock.recv(1 << 20):
+            received += len(part)
+        assert received < 8 * SIZE

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from daemons.core.errors import ConfigError
-from daemons.core.units import format_size
+from daemons.core.units import format_size, parse_whole
 from daemons.service.fd_store import FdStore
 from daemons.store.index.files import IndexFiles, IndexInDirectory
 from daemons.store.index.format import WrongIndex
@@ -136,6 +136,12 @@ class FdStorePlace:
         self._fd_store.forget(self._name)
 
 
+def _number(name: str, prefix: str) -> int | None:
+    """As it was written: 07 is none of ours."""
+    number = parse_whole(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    return number if name == f"{prefix}{number}" else None
+
+
 class _IndexInFdStore:
     """Versions have numbers in their names: should two be there, the higher is the later one, and complete. One that
     is no index of ours, of whatever number, hides none that is.
@@ -146,9 +152,7 @@ class _IndexInFdStore:
         self._fd_store = fd_store
         self._prefix = prefix
         self._left = sorted(
-            int(name.removeprefix(prefix))
-            for name in fd_store.names()
-            if name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+            number for name in fd_store.names() if (number := _number(name, prefix)) is not None
         )
         self._number = self._left[-1] if self._left else 0
 

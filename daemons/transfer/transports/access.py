@@ -108,20 +108,11 @@ def _exchange(
 ) -> bytes:
     """What comes back, of one of these lengths."""
     sock.sendall(wire.encode_request(wire.Request(op, epoch, 0, body=body)))
-    wanted = wire.REPLY.size + lengths[0]
-    frame = b""
-    while len(frame) < wanted:
-        part = sock.recv(wanted - len(frame))
-        if not part:
-            raise ConnectionResetError("the peer closed the connection")
-        frame += part
-        if len(frame) >= wire.REPLY.size:
-            magic, status, length, _ = wire.REPLY.unpack_from(frame)
-            wanted = wire.REPLY.size + length
-            if magic != wire.MAGIC or status != wire.Status.OK or length not in lengths:
-                raise ProtocolError(
-                    "the peer does not take this process for a daemon of its cluster"
-                    if op == wire.Op.AUTH
-                    else "the peer refuses a name for the connection"
-                )
-    return frame[wire.REPLY.size :]
+    magic, status, length, _ = wire.REPLY.unpack(sockets.receive_exactly(sock, wire.REPLY.size))
+    if magic != wire.MAGIC or status != wire.Status.OK or length not in lengths:
+        raise ProtocolError(
+            "the peer does not take this process for a daemon of its cluster"
+            if op == wire.Op.AUTH
+            else "the peer refuses a name for the connection"
+        )
+    return sockets.receive_exactly(sock, length)

@@ -136,13 +136,15 @@ def _receive_quick(
         try:
             count = sock.recvmsg_into(window, 0, _WAIT_ALL)[0]
         except BlockingIOError:
-            if time.monotonic() < deadline_s:
-                continue
+            count = 0
+        else:
+            wanted -= count
+            if not wanted or not count:
+                return not wanted
+            wire.drop_front(window, count)
+        # However much comes: a peer that sends a byte a tick would else hold its reader for days.
+        if time.monotonic() >= deadline_s:
             return False
-        wanted -= count
-        if not wanted or not count:
-            return not wanted
-        wire.drop_front(window, count)
 
 
 def ask_small(
@@ -173,6 +175,8 @@ def ask_small(
             announced, word = check_header(stream, batch, have)
             if announced != length:
                 raise ProtocolError(f"{describe(batch.region.address)} announced {announced} bytes")
+        if have < wanted:
+            batch.remaining_s()
     magic, after = wire.TRAILER.unpack(scratch[end:wanted])
     if magic != wire.MAGIC or word is None:
         raise ProtocolError(f"{describe(batch.region.address)} lost step on the data connection")

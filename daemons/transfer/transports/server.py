@@ -261,13 +261,16 @@ class DataServer:
             return None
         try:
             while True:
-                frame = connection.sock.recv(_wanted(connection.frame))
+                try:
+                    frame = connection.sock.recv(_wanted(connection.frame))
+                except (
+                    BlockingIOError
+                ):  # of this alone: where an answer stalls the connection is out of step
+                    return None
                 if connection.frame or not self._service.serve_quick(connection, frame):
                     request = _assemble(connection, frame)
                     if request is not None:
                         return request
-        except BlockingIOError:
-            return None
         finally:
             workers.end_lingering()
 

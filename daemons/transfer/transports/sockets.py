@@ -4,9 +4,11 @@ A call that waited that long raises BlockingIOError; whoever made it looks at it
 """
 
 import ipaddress
+import math
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 
 TICK_S = 0.05
@@ -70,6 +72,27 @@ def set_buffers_of_listener(listener: socket.socket) -> None:
 def _is_within_host(sock: socket.socket) -> bool:
     """Of a connected one: both ends have one address."""
     return bool(sock.getsockname()[0] == sock.getpeername()[0])
+
+
+def receive_exactly(sock: socket.socket, count: int) -> bytes:
+    """The socket's timeout is for all of it, however slowly it comes. Raises OSError."""
+    timeout_s = sock.gettimeout()
+    end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    parts = bytearray()
+    try:
+        while len(parts) < count:
+            part = sock.recv(count - len(parts))
+            if not part:
+                raise ConnectionResetError("the peer closed the connection")
+            parts += part
+            left_s = end_s - time.monotonic()
+            if len(parts) < count and left_s <= 0:
+                raise TimeoutError("the peer sends too slowly")
+            if timeout_s is not None:
+                sock.settimeout(max(left_s, 0.001))
+    finally:
+        sock.settimeout(timeout_s)
+    return bytes(parts)
 
 
 def is_open(sock: socket.socket) -> bool:

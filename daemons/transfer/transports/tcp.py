@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from daemons.core.errors import TransferError
+from daemons.core.units import parse_whole
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer.credentials import Credential
 from daemons.transfer.path_record import PathView
@@ -192,9 +193,10 @@ class TcpTransport:
 def split_endpoint(endpoint: str) -> tuple[str, int]:
     """ "host:port", the host perhaps an IPv6 address in brackets."""
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    number = parse_whole(port)
+    if not host or number is None or number > 65535:
         raise TransferError(f"data address {endpoint!r} is not host:port")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def _connector(endpoint: str) -> Callable[[float], socket.socket]:

@@ -15,6 +15,7 @@ from daemons.core.units import (
     format_size,
     parse_duration,
     parse_size,
+    parse_whole,
 )
 
 
@@ -37,7 +38,9 @@ def test_sizes_are_powers_of_1024(text: str | int, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1 GiBB", "-1", "1e9", "ten", "9" * 400, f"{1 << 62}"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "1 GiBB", "-1", "1e9", "ten", "9" * 400, f"{1 << 62}", "1\u212a"]
+)
 def test_other_sizes_say_how_to_write_one(text: str) -> None:
     with pytest.raises(ConfigError, match="512MiB"):
         parse_size(text)
@@ -83,10 +86,20 @@ def test_durations_are_read_with_and_without_unit(text: str | float, seconds: fl
     assert parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "h", "1y", "1h x", "-1h", "one", "1h 30"])
+@pytest.mark.parametrize(
+    "text", ["", "h", "1y", "1h x", "-1h", "one", "1h 30", "1\u017f", "5m\u017f"]
+)
 def test_what_is_no_duration_is_told_how_to_write_one(text: str) -> None:
     with pytest.raises(ConfigError, match="like 500ms, 90s, 10m, 1h or 7d"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", "1_0", "1.0", " 1", "\u00b2", "\u0664", "9" * 5000]
+)
+def test_a_number_is_of_few_digits_and_nothing_else(text: str) -> None:
+    assert parse_whole(text) is None
+    assert parse_whole("007") == 7
 
 
 def test_ids_are_new_each_time() -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from daemons.core.errors import ProtocolError
 from daemons.protocol.base import MALFORMED
+from daemons.transfer.transports.sockets import receive_exactly
 
 MAGIC = b"MCr1"
 HEADER = struct.Struct("<4sI")
@@ -192,16 +193,6 @@ def decode_reply(payload: bytes | bytearray) -> Reply:
 
 
 def receive_reply(sock: socket.socket) -> Reply:
-    """One whole reply, within the socket's timeout for each read."""
-    header = _receive_exactly(sock, HEADER.size)
-    return decode_reply(_receive_exactly(sock, payload_length(header)))
-
-
-def _receive_exactly(sock: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = sock.recv(count - len(parts))
-        if not part:
-            raise ConnectionResetError("the peer closed the control connection")
-        parts += part
-    return bytes(parts)
+    """One whole reply, its header and the rest within the socket's timeout each."""
+    header = receive_exactly(sock, HEADER.size)
+    return decode_reply(receive_exactly(sock, payload_length(header)))

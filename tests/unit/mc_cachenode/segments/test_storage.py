@@ -150,6 +150,8 @@ def test_a_foreign_index_in_the_fd_store_hides_no_older_one(
                 kept[re.findall(rb"FDNAME=(.*)", data)[0].decode()] = fds[0]
         storage.close()
         kept["node-a-index-9"] = os.memfd_create("foreign")
+        kept["node-a-index-09"] = os.memfd_create("none of ours")
+        kept["node-a-index-\u00b2"] = os.memfd_create("none of ours")
         os.write(kept["node-a-index-9"], foreign)
         storage = open_it()
         assert [dead.version for dead in storage.replicas.remembered.dead_names()] == [7]

@@ -102,6 +102,12 @@ def test_the_command_writes_what_simulate_run_reads(
     assert main(words) == 0
 
 
+def test_batches_that_are_no_numbers_say_nothing() -> None:
+    rates = served().decode_plain_tok_s
+    made_up = {"9" * 400: 1.0, "9" * 5000: 1.0, "0": 1.0, "\u00b2": 1.0, "-4": 1.0}
+    assert fit(served(decode_plain_tok_s=rates | made_up)) == fit(served())
+
+
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"\xff", None])
 def test_a_file_that_bench_serve_did_not_print_is_refused(
     text: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
