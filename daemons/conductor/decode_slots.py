@@ -1,11 +1,13 @@
 """The requests that decode instances have, as numpy columns: when each begins and ends, and what context it holds."""
 
+from typing import Final
+
 import numpy as np
 
 from daemons.conductor.columns import Floats, Ints
 
-_FIRST_SLOTS = 4
-MAX_SLOTS = 512
+_FIRST_SLOTS: Final = 4
+MAX_SLOTS: Final = 512
 """What a decode instance has beyond counts as never ending."""
 
 

@@ -10,7 +10,7 @@ from daemons.conductor.view import InstanceRole, PlacementRequest
 from daemons.core.errors import NotFound, Unavailable
 from daemons.protocol.node import NodeState
 
-RETRY_AFTER_MS = 500
+_RETRY_AFTER_MS: Final = 500
 _ROLES: Final[tuple[InstanceRole, ...]] = ("prefill", "decode")
 _STATES: Final[tuple[NodeState, ...]] = ("alive", "suspect")
 
@@ -33,7 +33,7 @@ def unknown_model(table: InstanceTable, model: str) -> NotFound | Unavailable:
     known = table.models()
     if not known:
         return Unavailable(
-            "no prefill or decode node has joined yet", retry_after_ms=RETRY_AFTER_MS
+            "no prefill or decode node has joined yet", retry_after_ms=_RETRY_AFTER_MS
         )
     return NotFound(f"model {model!r} is not served here; known: {', '.join(known)}")
 
@@ -59,7 +59,7 @@ def nobody_serves(table: InstanceTable, request: PlacementRequest) -> Unavailabl
             f" in namespace {request.namespace.hex()[:8]}, that of the request; instances of "
             f"{len(others)} other(s) are up: ask again, gateways go where both roles are"
         )
-    return Unavailable(why, retry_after_ms=RETRY_AFTER_MS)
+    return Unavailable(why, retry_after_ms=_RETRY_AFTER_MS)
 
 
 def _asked_namespaces(table: InstanceTable, request: PlacementRequest) -> list[bytes]:

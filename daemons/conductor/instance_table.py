@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daemons.conductor.columns import CostColumns, Ints, Rows
+from daemons.conductor.columns import Ints, Rows
 from daemons.conductor.decode_slots import DecodeSlots
-from daemons.conductor.latency import CostModel
+from daemons.conductor.latency import CostColumns, CostModel
 from daemons.conductor.view import InstanceRole, InstanceView
 from daemons.core.ids import HostId, NodeId
 from daemons.protocol.node import NodeState

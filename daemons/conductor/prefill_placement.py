@@ -10,9 +10,10 @@ from random import Random
 
 import numpy as np
 
-from daemons.conductor.columns import CostColumns, Floats, Ints, Rows
+from daemons.conductor.columns import Floats, Ints, Rows
 from daemons.conductor.early_rejection import Objectives
 from daemons.conductor.instance_table import InstanceTable
+from daemons.conductor.latency import CostColumns
 from daemons.conductor.pipeline import PipelineLimits
 from daemons.conductor.view import Option, PlacementRequest
 from daemons.core.ids import NodeId

@@ -13,7 +13,7 @@ from daemons.protocol.prefix_hash import block_hashes, tenant_namespace
 
 
 def blocks_to_offer(instance: Instance, request: Request) -> list[PutBlock]:
-    """None where the plan names no cache node, or nothing of this request or instance is for others."""
+    """Empty where the plan names no cache node, or nothing of this request or instance is for others."""
     model = instance.model
     if request.message.plan.put_target is None or request.message.cache == "bypass":
         return []

@@ -13,7 +13,7 @@ from daemons.config.mc_decode import DecodeConfig
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import NodeId, RequestId
 from daemons.engine.instance import Instance
-from daemons.mc_decode.admission import check_request
+from daemons.mc_decode.checks import check_request
 from daemons.mc_decode.endings import answered, failed, too_late
 from daemons.mc_decode.filling import Events, Filling
 from daemons.mc_decode.metrics import DecodeMetrics

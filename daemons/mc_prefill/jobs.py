@@ -14,7 +14,7 @@ from daemons.config.mc_prefill import PrefillSection
 from daemons.core.errors import Exhausted, McError, Rejected, Unavailable
 from daemons.core.ids import RequestId, short
 from daemons.engine.instance import Instance
-from daemons.mc_prefill.admission import check_prompt
+from daemons.mc_prefill.checks import check_prompt
 from daemons.mc_prefill.device_tier import DeviceTier
 from daemons.mc_prefill.job import Computed, Holder, Job
 from daemons.mc_prefill.metrics import PrefillMetrics

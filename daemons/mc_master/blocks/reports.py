@@ -141,7 +141,7 @@ class Reports:
             # Sealed since, or they would be unwanted: what was to be cleared is gone, and nobody frees it any more.
             self._clearing.on_freed(place, [b.meta.hash for b in wanted if b.meta.name])
         self.on_sealed(report.node, wanted)
-        self._names.on_recorded(sealed)
+        self._names.chunks.on_recorded(sealed)
         state.num_stored += len(sealed)
         state.metrics.stored_blocks.inc(len(sealed))
         state.metrics.refused_blocks.inc(report.refused_puts)

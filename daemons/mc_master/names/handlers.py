@@ -113,9 +113,8 @@ class ObjectHandlers:
             if was_held or self._may_still_come(key, item.version):
                 names.give_up(key, item.version, now_s=now_s)
             if was_held and num_chunks > 0:
-                self._state.loop.call_later(
-                    _REPORTED_S, self._keeper.free_chunks, key, item.version, num_chunks
-                )
+                free = self._keeper.chunks.free_put_in_vain
+                self._state.loop.call_later(_REPORTED_S, free, key, item.version, num_chunks)
 
     def _may_still_come(self, key: BlockHash, version: int) -> bool:
         """Of a put whose reservation is over, or of an earlier master."""

@@ -303,6 +303,15 @@ def test_same_request_twice_is_refused_once(bench: Bench) -> None:
     assert answer.end is None
 
 
+def test_request_for_a_draining_node_goes_elsewhere(bench: Bench) -> None:
+    bench.requests.is_draining = True
+    late = bench.ask()
+    bench.until(lambda: late.end)
+    assert isinstance(late.error, Unavailable)
+    assert "draining; use another one" in late.error.message
+    assert is_free(bench)
+
+
 def test_full_queue_says_when_to_come_back() -> None:
     bench = Bench(max_queued=2)
     try:

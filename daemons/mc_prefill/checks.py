@@ -1,23 +1,20 @@
 """What a prompt has to be like for this instance to compute it, whatever else it is doing."""
 
-from daemons.core.errors import Rejected, Unavailable
+from daemons.core.errors import Rejected
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.prefix_hash import name_prompt, tenant_namespace
 from daemons.protocol.request import Prefill
+from daemons.service.prompt_checks import check_namespace, check_token_ids
 
 
 def check_prompt(request: Prefill, model: ModelDescription) -> None:
     """Raises Unavailable where another instance may compute it, Rejected where none of this model can."""
-    if request.namespace != model.namespace:
-        raise Unavailable(
-            f"this prefill node serves {model.name} with other weights or numerics; plan again"
-        )
+    check_namespace(request.namespace, model, "this prefill node")
     if not 0 < len(request.tokens) <= model.max_context_tokens:
         raise Rejected(
             f"{len(request.tokens)} prompt tokens; this instance takes 1..{model.max_context_tokens}"
         )
-    if not 0 <= min(request.tokens) <= max(request.tokens) < model.vocab_size:
-        raise Rejected(f"token ids must be in 0..{model.vocab_size - 1}")
+    check_token_ids(request.tokens, model)
     _check_names(request, model)
 
 
