@@ -59,6 +59,8 @@ class ReserveNamesReply(Message, frozen=True, kw_only=True):
     names: list[ReservedName]
     targets: list[PutTarget]
     chunk_bytes: int
+    room_bytes: int | None = None
+    """What an empty pool would hold: a larger value would only push out others. None: not known, or without end."""
 
 
 class ReleaseNames(Message, frozen=True, kw_only=True):

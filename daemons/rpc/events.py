@@ -43,7 +43,8 @@ class Publisher:
             self._open(bind)
         except zmq.ZMQError as error:
             raise ConfigError(
-                f"cannot publish on {bind}: {zmq.strerror(error.errno or 0)}; choose another address under `events`"
+                f"cannot publish on {bind}: {zmq.strerror(error.errno or 0)}; "
+                "choose another address under `node.events`"
             ) from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if loop.identity is not None:

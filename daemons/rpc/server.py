@@ -131,7 +131,7 @@ class Server:
             self.close()
             raise ConfigError(
                 f"cannot listen on {bind}: {zmq.strerror(error.errno or 0)}; "
-                "choose another address under `listen`, or stop what uses it"
+                "choose another address under `node.listen`, or stop what uses it"
             ) from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         identity = loop.identity

@@ -1,5 +1,7 @@
 """What became of a cluster's goodput under a load that is too much for it: part of the result of `mcctl bench load`."""
 
+from typing import Final
+
 import msgspec
 
 from daemons.core.units import format_duration
@@ -35,6 +37,11 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
     """`offered_per_s` as a multiple of `peak_offered_per_s`; 0 where all are due at once."""
 
 
+_NO_PEAK: Final = (
+    "of no peak: nothing was in time before; lower --rate, or raise --ttft-slo and --tbt-slo"
+)
+
+
 def overload_rows(found: Overload) -> list[tuple[str, str]]:
     """For people."""
     left_out = found.num_failed + found.num_not_sent
@@ -45,6 +52,7 @@ def overload_rows(found: Overload) -> list[tuple[str, str]]:
     if not found.is_peak:
         peak += "; it still grew: begin with a higher --rate, or take more --peak-steps"
     times = f"at {found.factor:g} times that load"
+    kept = f"{found.goodput_kept:.0%} of the peak" if found.peak_good_per_s else _NO_PEAK
     offered = f"{found.offered_per_s:.2f}/s offered, " if found.offered_per_s else ""
     return [
         ("goodput peaks at", peak),
@@ -53,7 +61,7 @@ def overload_rows(found: Overload) -> list[tuple[str, str]]:
             f"{offered}{found.num_requests} requests, {found.num_answered} answered, {found.num_rejected} rejected, "
             f"{left_out} failed or not sent",
         ),
-        ("goodput then", f"{found.good_per_s:.2f}/s, {found.goodput_kept:.0%} of the peak"),
+        ("goodput then", f"{found.good_per_s:.2f}/s, {kept}"),
         (
             "TTFT, TBT p90 then",
             f"{format_duration(found.ttft_s.p90)}, {format_duration(found.tbt_s.p90)}: "

@@ -255,11 +255,26 @@ def test_a_segment_file_that_is_cut_short_ends_its_node_but_no_reader(pool: Obje
 
 def test_a_put_into_a_full_pool_waits_its_time_and_then_explains(pool: ObjectPool) -> None:
     with Store(pool.endpoint, namespace="full", timeout_s=20.0) as store:
+        store.put("kept", bytes(60 << 20))
+        store.pin("kept", is_hard=True)
         started_s = time.monotonic()
-        with pytest.raises(Exhausted, match=r"no room for 'x' of 200.0 MiB within 2\.?\d* s.*MiB"):
-            store.put("x", bytes(200 << 20), timeout_s=2.0)
+        with pytest.raises(Exhausted, match=r"no room for 'x' of 100.0 MiB within 2\.?\d* s.*MiB"):
+            store.put("x", bytes(100 << 20), timeout_s=2.0)
         assert 0.5 < time.monotonic() - started_s < 20
         assert store.exists("x") == "absent"
+        assert store.get("kept") == bytes(60 << 20)
+        store.delete("kept")
+
+
+def test_a_value_larger_than_the_pool_is_refused_and_evicts_nothing(pool: ObjectPool) -> None:
+    with Store(pool.endpoint, namespace="large", timeout_s=20.0) as store:
+        store.put("kept", bytes(1 << 20))
+        with pytest.raises(
+            Exhausted, match=r"'x' of 200\.0 MiB is larger than the whole pool, 12\d\.\d MiB"
+        ):
+            store.put("x", bytes(200 << 20))
+        assert store.exists("x") == "absent"
+        assert store.get("kept") == bytes(1 << 20)
 
 
 def test_a_node_that_joins_later_tells_later_masters_what_is_dead(pool: ObjectPool) -> None:

@@ -71,6 +71,7 @@ class ObjectPut:
         self._renewed_s = 0.0
         self._targets: list[PutTarget] = []
         self._chunk_bytes = 0
+        self._room_bytes: int | None = None
         self._maker: PartMaker | None = None
         self._is_unanswered = False
 
@@ -105,6 +106,7 @@ class ObjectPut:
             for item, reserved in zip(waiting, reply.names, strict=True):
                 if reserved.status == "reserved":
                     item.version = reserved.version
+                    item.outcome = self._too_large(item)
                 elif not (yield from self._take(item, reserved)):
                     again.append(item)
             if not again:
@@ -149,6 +151,15 @@ class ObjectPut:
         )
         return True
 
+    def _too_large(self, item: Item) -> McError | None:
+        """Said before anything is put: nodes would evict all they have for it, in vain."""
+        if self._room_bytes is None or item.value.nbytes <= self._room_bytes:
+            return None
+        return Exhausted(
+            f"{_shown(item.name)} of {format_size(item.value.nbytes)} is larger than the whole pool, "
+            f"{format_size(self._room_bytes)}; add a cache node or a segment (mcctl segment add), or cut it"
+        )
+
     def _late(self, item: Item, reply: ReserveNamesReply) -> McError:
         return Unavailable(
             f"{_shown(item.name)} could not be put within {self._timeout_s:g} s: another client is putting it, or the "
@@ -174,6 +185,7 @@ class ObjectPut:
         )
         self._targets, self._renewed_s = reply.targets, time.monotonic()
         self._chunk_bytes = self._chunk_bytes or reply.chunk_bytes
+        self._room_bytes = reply.room_bytes
         return reply
 
     def _renew(self, items: Sequence[Item]) -> Steps[None]:

@@ -9,6 +9,7 @@ from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
+from daemons.protocol.block import BlockMeta
 from daemons.store.segment.seal import trailer_length
 
 _MAX_SCANNED: Final = 10_000
@@ -23,10 +24,12 @@ def make_room(
     length: int,
     num_layers: int,
     leaves_later: Callable[[Replica], bool] = lambda _: False,
+    stays: Callable[[Replica], bool] = lambda _: False,
 ) -> list[BlockHash]:
     """Give up the least recently put blocks until a slot of this size is free; what went is returned.
 
     `leaves_later` says of each whether a lower tier takes it first, and frees it then: that makes no room yet.
+    What `stays` names does not go.
     Of pinned ones the soft come last and the hard never. It may not be enough: the caller's next `begin` says so.
     """
     slots = replicas.segments.first.slots
@@ -34,7 +37,7 @@ def make_room(
     freed: list[BlockHash] = []
     if needed > replicas.segments.slab_bytes:
         return freed
-    oldest = [replica for replica in _may_go(replicas) if not replica.segment.is_leaving]
+    oldest = [r for r in _may_go(replicas) if not (r.segment.is_leaving or stays(r))]
     # One block of the same size class makes the slot; of another class it takes a whole slab of them.
     fitting = (r for r in oldest if slots.is_same_class(r.length + r.trailer_bytes, needed))
     same = next(fitting, None)
@@ -52,6 +55,15 @@ def make_room(
             continue
         return freed
     return freed
+
+
+def is_of_same_put(meta: BlockMeta, version: int, replica: Replica) -> bool:
+    """Another part of the object that this is a part of: it would be whole for nobody, and its put succeed."""
+    return replica.version == version and _object_of(replica.meta) == _object_of(meta)
+
+
+def _object_of(meta: BlockMeta) -> BlockHash:
+    return meta.hash if meta.name else meta.parent
 
 
 def _may_go(replicas: ReplicaTable) -> list[Replica]:

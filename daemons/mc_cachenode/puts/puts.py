@@ -7,13 +7,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, get_args
 
 from daemons.core.errors import Exhausted, ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, Incarnation, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
-from daemons.mc_cachenode.puts.making_room import make_room
+from daemons.mc_cachenode.puts.making_room import is_of_same_put, make_room
 from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
 from daemons.mc_cachenode.puts.pull_near import are_small, pull_near
 from daemons.mc_cachenode.replica import VERSION, Replica
@@ -198,13 +199,15 @@ class Puts:
         except Exhausted:
             if not self._parts.may_evict():
                 raise
-        self.make_room(length, block.num_layers)
+        self.make_room(length, block.num_layers, partial(is_of_same_put, block.meta, block.version))
         return replicas.begin(block.meta, length, block.num_layers, version=version)
 
-    def make_room(self, length: int, num_layers: int) -> None:
+    def make_room(
+        self, length: int, num_layers: int, stays: Callable[[Replica], bool] = lambda _: False
+    ) -> None:
         """This node's own choice. What a lower tier takes first leaves a little later."""
         parts = self._parts
-        for freed in make_room(parts.replicas, length, num_layers, parts.leaves_later):
+        for freed in make_room(parts.replicas, length, num_layers, parts.leaves_later, stays):
             parts.reporter.freed(freed)
             parts.metrics.freed_blocks.labels("own").inc()
 

@@ -101,6 +101,7 @@ class ObjectHandlers:
             names=names,
             targets=[PutTarget(node=m.node.node, control=m.node.control) for m in targets],
             chunk_bytes=_chunk_bytes(targets),
+            room_bytes=self._room_bytes(),
         )
 
     def _release(self, message: ReleaseNames) -> None:
@@ -186,6 +187,14 @@ class ObjectHandlers:
             ]
             order = list(dict.fromkeys([*holders, *order]))
         return [members[node] for node in order]
+
+    def _room_bytes(self) -> int | None:
+        """Of all nodes that may take a value, tiers below DRAM too. None while some may still be on their way."""
+        members = [m for m in self._state.membership if m.node.segments and not m.is_draining]
+        if self._keeper.is_rebuilding() or any("object" in m.tiers for m in members):
+            return None
+        below = sum(usage.capacity_bytes for m in members for usage in m.tiers.values())
+        return below + sum(m.capacity_bytes for m in members)
 
     # -- look-ups ------------------------------------------------------------------------------------------------
 

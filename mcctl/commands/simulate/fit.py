@@ -1,12 +1,12 @@
 """mcctl simulate fit: a hardware profile from what `mcctl bench serve` measured."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from daemons.core.errors import ConfigError
+from daemons.core.errors import ConfigError, NotFound
 from daemons.protocol.base import MALFORMED
 from daemons.simulation.hardware import DEFAULT, find_profile
 from mcctl import render
@@ -15,6 +15,8 @@ from mcctl.commands.simulate.flags import Hardware
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
 from mcctl.views.fitted_profile import FIT_COLUMNS, FitResult, fitted, profile_text
+
+_MAKE: Final = "to measure: mcctl bench serve --quick --output json >"
 
 
 @prints(FitResult)
@@ -57,14 +59,20 @@ def fit(
 
 
 def read_served(path: Path) -> ServeResult:
-    """Raises ConfigError."""
+    """Raises NotFound, or ConfigError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ServeResult)
+        said = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
+        raise NotFound(
+            f"{path} cannot be read: {error.strerror or error}; {_MAKE} {path}"
+        ) from error
+    if not said:
+        raise ConfigError(f"{path} is empty: a measurement prints once it is over; {_MAKE} {path}")
+    try:
+        return msgspec.json.decode(said, type=ServeResult)
     except MALFORMED as error:
         raise ConfigError(
-            f"{path} is not what mcctl bench serve --output json prints: {error}"
+            f"{path} is not what mcctl bench serve --output json prints: {error}; {_MAKE} FILE"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -98,3 +99,29 @@ def _place(block: PutBlock) -> BlockLocation:
         seal_checksum=0,
         num_layers=1,
     )
+
+
+def test_a_value_larger_than_the_pool_fails_alone_and_before_anything_is_put(
+    memory: SourceMemory,
+) -> None:
+    items = [
+        Item(b"large", np.zeros(101, np.uint8), ValueType()),
+        Item(b"small", np.zeros(100, np.uint8), ValueType()),
+    ]
+    put: list[bytes] = []
+
+    def with_room(step: Step) -> object:
+        reply = answer(step)
+        if isinstance(step, AskNodes):
+            put.extend(block.meta.hash for _, message in step.asked for block in message.blocks)
+        return (
+            msgspec.structs.replace(reply, room_bytes=100)
+            if isinstance(reply, ReserveNamesReply)
+            else reply
+        )
+
+    run(memory, items, with_room)
+    assert isinstance(items[0].outcome, Exhausted)
+    assert "'large' of 101 B is larger than the whole pool, 100 B" in items[0].outcome.message
+    assert isinstance(items[1].outcome, Unavailable), "it was put, and the node does not answer"
+    assert len(set(put)) == 1

@@ -1,12 +1,14 @@
 """What a full node gives up by itself: the least recently put, of the right size, and never what is pinned hard."""
 
+import functools
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from daemons.core.ids import BlockHash, Incarnation
-from daemons.mc_cachenode.puts.making_room import make_room
+from daemons.mc_cachenode.puts.making_room import is_of_same_put, make_room
 from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import BlockMeta
@@ -86,3 +88,18 @@ def test_what_can_never_fit_costs_nothing(segment: Segment) -> None:
     replicas = full(segment)
     assert make_room(replicas, 9 * 4096, NUM_LAYERS) == []
     assert replicas.num_sealed == 8
+
+
+def test_a_value_does_not_push_out_its_own_chunks(segment: Segment) -> None:
+    """Its put would succeed, and nobody could read it."""
+    value = msgspec.structs.replace(meta(100), name=b"value")
+    chunks = [msgspec.structs.replace(meta(n), parent=value.hash) for n in range(9)]
+    replicas = ReplicaTable(segment)
+    for number, chunk in enumerate(chunks[:8]):
+        version = 8 if number == 5 else 9
+        replicas.seal(replicas.begin(chunk, 3840, NUM_LAYERS, version=version), 7)
+    for part, went in ((chunks[8], [chunks[5].hash]), (value, [])):
+        stays = functools.partial(is_of_same_put, part, 9)
+        assert make_room(replicas, 3840, NUM_LAYERS, stays=stays) == went
+        if went:
+            replicas.begin(part, 3840, NUM_LAYERS, version=9)

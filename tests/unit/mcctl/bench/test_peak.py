@@ -113,3 +113,7 @@ def test_what_is_left_is_told_as_a_share_of_the_peak() -> None:
     assert rows["goodput peaks at"] == "2.00/s, where 2.19/s are offered and 91% of them in time"
     assert rows["at 3 times that load"].startswith("6.56/s offered, 100 requests")
     assert rows["goodput then"] == "1.90/s, 95% of the peak"
+    none = msgspec.structs.replace(overload, peak_good_per_s=0.0, good_per_s=0.0, goodput_kept=0.0)
+    assert dict(overload_rows(none))["goodput then"].startswith(
+        "0.00/s, of no peak: nothing was in time"
+    )

@@ -115,6 +115,9 @@ def test_a_file_that_bench_serve_did_not_print_is_refused(
     file = tmp_path / "serve.json"
     if text is not None:
         file.write_bytes(text)
-    assert main(["simulate", "fit", str(file)]) == 78
-    assert str(file) in capsys.readouterr().err
-    assert main(["simulate", "fit", str(tmp_path)]) == 78
+    assert main(["simulate", "fit", str(file)]) == (3 if text is None else 78)
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert "mcctl bench serve --quick --output json >" in said
+    assert ("is empty" in said) == (text == b"")
+    assert main(["simulate", "fit", str(tmp_path)]) == 3
