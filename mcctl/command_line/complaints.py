@@ -3,6 +3,8 @@
 import errno
 import os
 import re
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,6 +27,11 @@ _NO_SUCH_FILE: Final = (
 )
 """Of a path that was named: to be put right by whoever named it."""
 
+_NOBODY_AT: Final = (
+    r"(?=.*(?:no gateway at|(?:does|did) not answer)).*?://([\w.-]*[A-Za-z][\w.-]*):\d"
+)
+_LOOK_UP_S: Final = 2.0
+
 
 def next_step(error: McError, settings: Settings) -> str:
     """Nobody at the defaults: most likely there is no cluster yet. Cut off with a key, but no key of the master's."""
@@ -36,9 +43,31 @@ def next_step(error: McError, settings: Settings) -> str:
         return f"{_end(error)} `mcctl cluster up` starts a cluster here, --endpoint names the master of another"
     if error.message.startswith(f"no gateway at {DEFAULT_URL};"):
         return ", `mcctl cluster up` starts a cluster here"
+    unknown = _unknown_host(error.message)
+    if unknown is not None:
+        return f"{_end(error)} this host finds no address of {unknown}: check the name"
     if re.search(r"(does|did) not answer", error.message) and settings.local_cluster is not None:
         return f"{_end(error)} `mcctl cluster status` says what has ended, `mcctl cluster restart` starts it"
     return ""
+
+
+def _unknown_host(message: str) -> str | None:
+    """Of the address in it, if its name is known not to be one; a name server that is slow says nothing."""
+    found = re.search(_NOBODY_AT, message)
+    if found is None:
+        return None
+    host, refusals = found[1], list[OSError | UnicodeError]()
+
+    def look_up() -> None:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:
+            refusals.append(error)
+
+    looking = threading.Thread(target=look_up, daemon=True)
+    looking.start()
+    looking.join(_LOOK_UP_S)
+    return host if refusals else None
 
 
 def _end(error: McError) -> str:

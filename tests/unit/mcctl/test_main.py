@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +302,25 @@ def test_nobody_at_the_defaults_is_told_how_to_get_a_cluster(
     monkeypatch.setattr("mcctl.commands.status.ClusterClient", unavailable)
     assert main(["status"]) == 7
     assert "is it running? `mcctl cluster up` starts a cluster here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--endpoint", "tcp://mastr.lan:7700"], ["--url", "http://mastr.lan:1"]]
+)
+def test_a_host_that_nobody_has_heard_of_is_named(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(host: str, *_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, host)
+
+    def unavailable(*_: object) -> None:
+        raise Unavailable("tcp://mastr.lan:7700 did not answer within 5.00 s")
+
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    monkeypatch.setattr("mcctl.commands.status.ClusterClient", unavailable)
+    verb = ["status"] if arguments[0] == "--endpoint" else ["request", "send", "--prompt", "hi"]
+    assert main([*verb, *arguments]) == 7
+    assert "; this host finds no address of mastr.lan: check the name" in capsys.readouterr().err
 
 
 def test_a_key_file_without_the_key_of_the_master_is_told_what_is_missing(
