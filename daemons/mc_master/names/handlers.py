@@ -101,7 +101,7 @@ class ObjectHandlers:
             names=names,
             targets=[PutTarget(node=m.node.node, control=m.node.control) for m in targets],
             chunk_bytes=_chunk_bytes(targets),
-            room_bytes=self._room_bytes(),
+            room_bytes=self._room_bytes() if is_large else None,
         )
 
     def _release(self, message: ReleaseNames) -> None:
