@@ -51,7 +51,7 @@ def bare_round_trips() -> Iterator[RoundTrips]:
         socket.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)
         round_trip = RoundTrips(process.pid, socket)
         try:
-            socket.connect(_told(process))
+            socket.connect(_endpoint_of(process))
             round_trip()
             yield round_trip
         finally:
@@ -60,7 +60,7 @@ def bare_round_trips() -> Iterator[RoundTrips]:
             process.communicate()
 
 
-def _told(process: "subprocess.Popen[bytes]") -> str:
+def _endpoint_of(process: "subprocess.Popen[bytes]") -> str:
     """Where the process listens: its first line. Raises Unavailable."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], _TIMEOUT_MS / 1000)

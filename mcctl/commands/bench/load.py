@@ -1,6 +1,7 @@
 """mcctl bench load: a trace or made-up traffic, sent when it is due."""
 
 import itertools
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -128,25 +129,34 @@ def load(
         client = stack.enter_context(
             OpenAiClient(url, timeout_s=request_timeout, api_key=settings.api_key)
         )
-        result = LoadBench(client, plan, progress).run(Path(source).name)
+
+        def run(plan: LoadPlan) -> LoadResult:
+            return LoadBench(client, plan, progress).run(Path(source).name)
+
+        result = run(plan)
         if overload:
-            number = itertools.count(1)
-
-            def measure(factor: float) -> LoadResult:
-                # Each of other tokens, so that nothing of those before is in the pool.
-                count, other = max(1, round(len(requests) * factor)), ~(seed + next(number))
-                more = _requests(source, rate * factor, count, other)
-                if len(more) < count:
-                    render.note(_too_short(source, len(more), count))
-                denser = replace(plan, requests=more, seed=other)
-                return LoadBench(client, denser, progress).run(Path(source).name)
-
-            peak = find_peak(result, measure, peak_steps)
-            high = measure(peak.factor * overload)
-            result = with_overload(result, peak, high, overload)
+            denser = _denser(source, rate, plan, run)
+            peak = find_peak(result, denser, peak_steps)
+            result = with_overload(result, peak, denser(peak.factor * overload), overload)
     if plot is not None:
         write_plot(plot, charts(result))
     render.emit(settings.output, result, LOAD_COLUMNS, load_rows(result))
+
+
+def _denser(
+    source: str, rate: float, plan: LoadPlan, run: Callable[[LoadPlan], LoadResult]
+) -> Callable[[float], LoadResult]:
+    """The same traffic, so many times as dense; each time of other tokens: nothing of those before is in the pool."""
+    number = itertools.count(1)
+
+    def measure(factor: float) -> LoadResult:
+        count, seed = max(1, round(len(plan.requests) * factor)), ~(plan.seed + next(number))
+        requests = _requests(source, rate * factor, count, seed)
+        if len(requests) < count:
+            render.note(_too_short(source, len(requests), count))
+        return run(replace(plan, requests=requests, seed=seed))
+
+    return measure
 
 
 def _requests(source: str, rate: float, limit: int, seed: int) -> list[TraceRequest]:

@@ -16,13 +16,13 @@ from daemons.core.errors import NotFound
 from mcctl import render
 from mcctl.commands import check_beginning, confirm
 from mcctl.commands.keys.key_folder import (
-    LIST,
+    LIST_FILE,
     Directory,
     Node,
+    as_listed,
     change_list,
     key_folder,
-    listed,
-    now,
+    now_text,
 )
 from mcctl.output_schema import prints
 from mcctl.render import Column
@@ -43,7 +43,7 @@ def list_keys(context: typer.Context, directory: Directory = None) -> None:
     \b
     Example: mcctl keys list --output json
     """
-    file = key_folder(context, directory) / LIST
+    file = key_folder(context, directory) / LIST_FILE
     _show_list(context, file, read_key_list(file, may_be_missing=True))
 
 
@@ -65,9 +65,9 @@ def authorize(
         known = {key.public for key in keys.key if not key.revoked}
         fresh = {key.public: key for key in given if key.public not in known}
         kept = [key for key in keys.key if key.public not in fresh]
-        return KeyList(key=kept + [listed(key) for key in fresh.values()])
+        return KeyList(key=kept + [as_listed(key) for key in fresh.values()])
 
-    _show_list(context, folder / LIST, change_list(folder / LIST, add))
+    _show_list(context, folder / LIST_FILE, change_list(folder / LIST_FILE, add))
 
 
 @prints(Listing)
@@ -88,7 +88,7 @@ def revoke(
     \b
     Example: mcctl keys revoke cache-1 --yes
     """
-    file = key_folder(context, directory) / LIST
+    file = key_folder(context, directory) / LIST_FILE
 
     def chosen(entry: ListedKey) -> bool:
         return entry.node == node and not entry.revoked and entry.public.startswith(key or "")
@@ -101,7 +101,7 @@ def revoke(
     def cut(keys: KeyList) -> KeyList:
         return KeyList(
             key=[
-                msgspec.structs.replace(entry, revoked=now()) if chosen(entry) else entry
+                msgspec.structs.replace(entry, revoked=now_text()) if chosen(entry) else entry
                 for entry in keys.key
             ]
         )

@@ -1,35 +1,48 @@
 """mcctl keys generate, rotate: new key pairs."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from daemons.client.identity import new_key
 from daemons.config.key_files import (
+    KeyFile,
     KeyList,
+    key_text,
     read_key_file,
+    write_whole,
 )
-from daemons.core.errors import Conflict, McError, Rejected
+from daemons.core.errors import ConfigError, Conflict, McError
 from daemons.core.ids import NodeId
 from daemons.protocol.key import KEY_ROLES, KeyRole
 from mcctl import render
 from mcctl.commands.keys.key_folder import (
-    KEYS,
-    LIST,
+    KEYS_FOLDER,
+    LIST_FILE,
     Directory,
     Node,
-    WrittenKey,
+    as_listed,
     change_list,
     key_folder,
-    listed,
-    without,
-    write_pair,
 )
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
+
+_ROLE_BY_NAME: Final[Mapping[str, KeyRole]] = {role: role for role in KEY_ROLES}
+
+
+class WrittenKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What generate and rotate print as JSON; fields are only ever added."""
+
+    node: str
+    role: str
+    public: str
+    key_file: str
+    public_file: str
 
 
 def _check_role(value: str) -> str:
@@ -79,17 +92,17 @@ def generate(
     """
     _check_namespaces(node, role, namespace or ())
     folder = key_folder(context, directory)
-    secret = folder / KEYS / f"{node}.key"
+    secret = folder / KEYS_FOLDER / f"{node}.key"
     if secret.exists():
         raise Conflict(f"{secret} exists; mcctl keys rotate {node} makes another key for it")
     try:
-        made = new_key(NodeId(node), _as_role(role), namespace or ())
+        made = new_key(NodeId(node), _ROLE_BY_NAME[role], namespace or ())
     except ValueError as error:
         raise typer.BadParameter(f"--namespace: {error}") from None
-    written = write_pair(folder, made)
+    written = _write_pair(folder, made)
     if let_in:
         try:
-            change_list(folder / LIST, lambda keys: KeyList(key=[*keys.key, listed(made)]))
+            change_list(folder / LIST_FILE, lambda keys: KeyList(key=[*keys.key, as_listed(made)]))
         except McError:
             for path in (written.key_file, written.public_file):
                 Path(path).unlink(missing_ok=True)
@@ -107,15 +120,15 @@ def rotate(context: typer.Context, node: Node, directory: Directory = None) -> N
     Example: mcctl keys rotate cache-1
     """
     folder = key_folder(context, directory)
-    old = read_key_file(folder / KEYS / f"{node}.key")
+    old = read_key_file(folder / KEYS_FOLDER / f"{node}.key")
     made = new_key(NodeId(old.node), old.role, old.namespaces)
     # On the list first: whatever fails after that, the file that is there opens as before.
-    change_list(folder / LIST, lambda keys: KeyList(key=[*keys.key, listed(made)]))
+    change_list(folder / LIST_FILE, lambda keys: KeyList(key=[*keys.key, as_listed(made)]))
     try:
-        fresh = write_pair(folder, made)
+        fresh = _write_pair(folder, made)
     except McError:
         with contextlib.suppress(McError):
-            change_list(folder / LIST, lambda keys: without(keys, made.public))
+            change_list(folder / LIST_FILE, lambda keys: _without(keys, made.public))
         raise
     _show_written(context, fresh)
     render.note(
@@ -123,11 +136,39 @@ def rotate(context: typer.Context, node: Node, directory: Directory = None) -> N
     )
 
 
-def _as_role(text: str) -> KeyRole:
-    for role in KEY_ROLES:
-        if role == text:
-            return role
-    raise Rejected(f"no such role: {text}")
+def _write_pair(folder: Path, key: KeyFile) -> WrittenKey:
+    """Both or none."""
+    keys = folder / KEYS_FOLDER
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        keys.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {keys}: {error.strerror}; see --directory") from None
+    secret, public = keys / f"{key.node}.key", keys / f"{key.node}.pub"
+    texts = {public: key_text(msgspec.structs.replace(key, secret="")), secret: key_text(key)}
+    drafts = {path: path.with_name(f".{path.name}.new") for path in texts}
+    try:
+        for path, text in texts.items():
+            write_whole(drafts[path], text, mode=0o600 if path is secret else 0o644)
+        for path, draft in drafts.items():
+            draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename2 or secret}: {error.strerror}") from None
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
+    return WrittenKey(
+        node=key.node,
+        role=key.role,
+        public=key.public,
+        key_file=str(secret),
+        public_file=str(public),
+    )
+
+
+def _without(keys: KeyList, public: str) -> KeyList:
+    """The list without this one key."""
+    return KeyList(key=[key for key in keys.key if key.public != public])
 
 
 def _show_written(context: typer.Context, written: WrittenKey) -> None:

@@ -1,7 +1,7 @@
 """mcctl request list, show: what became of recent requests."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,15 +15,10 @@ from mcctl.render import Column
 from mcctl.settings import settings_of
 from mcctl.watching import watchable
 
-_GUESS = "; a guess: the prefill instance had not measured a prompt yet"
-
-
-_AHEAD = {"staged": "staged ahead", "replicated": "replicated"}
-
-
-KEPT_REQUESTS = 1000
+_GUESS: Final = "; a guess: the prefill instance had not measured a prompt yet"
+_AHEAD: Final = {"staged": "staged ahead", "replicated": "replicated"}
+KEPT_REQUESTS: Final = 1000
 """What a master lists at most."""
-
 
 RequestId = Annotated[
     str | None,
