@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _MAX_WAIT_S = 0.25
 """The loop looks at its clock at least this often; a longer gap means the process was stopped or starved."""
 
+_STALL_S = 4 * _MAX_WAIT_S
 _MAX_CANCELLED = 64
 _JUST_NOW_S = 0.001
 
@@ -67,7 +68,8 @@ class Loop:
         self.stall_s = 0.0
         """How long the loop did not run before this turn; 0 when it kept time."""
         self.on_stall: Callable[[float], object] = lambda _stall_s: None
-        """Called with it in such a turn, before anything else runs."""
+        """Called in such a turn, before anything else runs, with how long that was; and before a timer runs, with how
+        long the callbacks before it took, where that was as long: this process may have been stopped in one."""
         self.turn = 0
         self.watcher: Watcher | None = None
         """Of a loop that another one turns."""
@@ -154,9 +156,8 @@ class Loop:
         ready = self._poller.poll(math.ceil(wait_s * 1000))
         now_s = self.clock()
         gap_s = now_s - self._last_turn_s
-        self.stall_s = gap_s if gap_s > 4 * _MAX_WAIT_S else 0.0
-        if self.stall_s:
-            self.guard(lambda: self.on_stall(gap_s))
+        self.stall_s = gap_s if gap_s > _STALL_S else 0.0
+        self._tell_stall(gap_s)
         self.turn += 1
         for socket, _ in ready:
             if socket == self._event_fd:
@@ -167,6 +168,7 @@ class Loop:
                     self.guard(reader)
         for _ in range(len(self._posted)):
             self.guard(self._posted.popleft())
+        self._tell_stall(self.clock() - now_s)
         self._run_timers()
         self._last_turn_s = self.clock()
 
@@ -237,7 +239,13 @@ class Loop:
                 self._num_cancelled -= 1
             else:
                 callback, timer.callback = timer.callback, None
+                begun_s = self.clock()
                 self.guard(callback)
+                self._tell_stall(self.clock() - begun_s)
+
+    def _tell_stall(self, stall_s: float) -> None:
+        if stall_s > _STALL_S:
+            self.guard(lambda: self.on_stall(stall_s))
 
     def _on_cancelled(self) -> None:
         """Most timers are of requests that were answered: without this they would stay for their whole timeout."""

@@ -65,6 +65,27 @@ def test_stall_is_seen_in_the_turn_after_it_only(loop: Loop, clock: ManualClock)
     assert loop.stall_s == 0
 
 
+def test_a_stall_in_the_middle_of_a_turn_is_told_before_what_runs_next(
+    loop: Loop, clock: ManualClock
+) -> None:
+    """Whatever was being done when the process was stopped: leases are to end neither by this turn nor by the next."""
+    ran: list[object] = []
+    loop.on_stall = ran.append
+
+    def stopped() -> None:
+        clock.advance(5)
+        ran.append("ran")
+
+    loop.call_soon_threadsafe(stopped)
+    loop.call_later(0.1, stopped)
+    loop.call_later(0.2, lambda: ran.append("last"))
+    loop.run_once(0)
+    assert ran == ["ran", 5, "ran", 5, "last"]
+    loop.run_once(0)
+    assert loop.stall_s == 0
+    assert ran[5:] == []
+
+
 def test_a_failing_callback_ends_nothing_else(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     ran: list[int] = []
     loop.call_later(0, lambda: 1 // 0)
