@@ -11,20 +11,11 @@ from daemons.core.errors import McError
 from daemons.core.ids import short
 from daemons.core.units import MIB
 from daemons.mc_cachenode.replica import Replica
-from daemons.protocol.block import (
-    MAX_INLINE_BYTES,
-    MAX_REPLICAS,
-    MAX_TAIL_BYTES,
-    PutBlock,
-)
-from daemons.protocol.name_hash import MAX_NAME_BYTES, name_key
-from daemons.protocol.prefix_hash import HASH_BYTES
+from daemons.protocol.block import PutBlock
 from daemons.protocol.segment import Strided
 from daemons.store.segment.seal import (
-    MAX_LAYERS,
     BadSeal,
     Trailer,
-    is_shape,
     parse_trailer,
     payload_checksums,
     seal,
@@ -35,10 +26,6 @@ log = logging.getLogger(__name__)
 
 _GROUP_BYTES = MIB
 """Layers copied and then hashed while they are still in the CPU's cache."""
-
-
-_MAX_NUMBER = 1 << 31
-_MAX_NAME = 256
 
 
 class PullTask(NamedTuple):
@@ -55,55 +42,6 @@ class PullOutcome(NamedTuple):
     seal_checksum: int | None
     seconds: float
     why: str = ""
-
-
-def refusal(block: PutBlock) -> str | None:
-    """Why a block cannot be pulled at all, from its description alone."""
-    meta, ranges = block.meta, block.source.ranges
-    if len(meta.hash) != HASH_BYTES or len(meta.parent) != HASH_BYTES:
-        return f"hashes have {HASH_BYTES} bytes"
-    # The master refuses a whole report for one such number, so it must not get into the index.
-    if not (0 <= meta.depth < _MAX_NUMBER and 0 <= meta.num_tokens < _MAX_NUMBER):
-        return f"depth {meta.depth} or {meta.num_tokens} tokens out of range"
-    if max(len(meta.model), len(meta.tenant), len(meta.namespace)) > _MAX_NAME:
-        return f"a name is longer than {_MAX_NAME}"
-    if not 0 < block.num_layers <= MAX_LAYERS:
-        return f"{block.num_layers} layers"
-    if not 0 <= block.wanted <= MAX_REPLICAS:
-        return f"{block.wanted} replicas wanted"
-    if block.piece_bytes or block.version or meta.name:
-        return _object_refusal(block)
-    if ranges.num_rows != 2 * block.num_layers or ranges.row_bytes <= 0:
-        return f"{ranges.num_rows} rows of {ranges.row_bytes} bytes for {block.num_layers} layers"
-    if block.checksums is not None and len(block.checksums) != block.num_layers:
-        return f"{len(block.checksums)} checksums for {block.num_layers} layers"
-    if block.tail or meta.value_bytes:
-        # What lies behind its layers nobody would write, nor hash: it is what the slot held before.
-        return f"{len(block.tail)} bytes behind its layers, or a value of {meta.value_bytes} bytes, are of objects"
-    return None
-
-
-def payload_bytes(block: PutBlock) -> int:
-    """Of the block once it is here."""
-    return block.source.ranges.length + len(block.tail)
-
-
-def _object_refusal(block: PutBlock) -> str | None:
-    meta, ranges = block.meta, block.source.ranges
-    if not 0 < block.version < 1 << 64 or not 0 <= meta.value_bytes < 1 << 62:
-        return f"version {block.version} or a value of {meta.value_bytes} bytes is out of range"
-    if len(meta.name) > MAX_NAME_BYTES:
-        return f"a name of {len(meta.name)} bytes; {MAX_NAME_BYTES} are the most"
-    if meta.name and meta.hash != name_key(meta.namespace, meta.name):
-        return "its key is not that of its name"
-    max_tail = MAX_TAIL_BYTES if ranges.row_bytes else MAX_INLINE_BYTES + MAX_TAIL_BYTES
-    if ranges.row_bytes < 0 or ranges.num_rows != 1 or len(block.tail) > max_tail:
-        return f"{ranges.num_rows} rows of {ranges.row_bytes} bytes and {len(block.tail)} behind"
-    length = payload_bytes(block)
-    is_piece = 0 < block.piece_bytes < _MAX_NUMBER
-    if not is_piece or not is_shape(length, block.num_layers, block.piece_bytes):
-        return f"{length} bytes are not {block.num_layers} pieces of {block.piece_bytes}"
-    return None
 
 
 def pull(engine: TransferEngine, task: PullTask, timeout_s: float) -> PullOutcome:

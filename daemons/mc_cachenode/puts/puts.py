@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, get_args
 
-from daemons.core.errors import Exhausted, ProtocolError, Unavailable
+from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import BlockHash, Incarnation, PutId, short
 from daemons.core.units import MIB, format_size
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.puts.making_room import is_of_same_put, make_room
-from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask, payload_bytes, pull, refusal
+from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask, pull
 from daemons.mc_cachenode.puts.pull_near import are_small, pull_near
+from daemons.mc_cachenode.puts.refusal import check_given_out, payload_bytes, refusal
 from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
 from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutStatus
 from daemons.protocol.tenant import tenant_of
 from daemons.rpc import Call, Loop, Timer
-from daemons.store.directory.names import incarnation_of, may_be_given
 from daemons.store.segment.copy_workers import CopyWorkers
 from daemons.store.segment.seal import BadSeal
 from daemons.transfer import TransferEngine
@@ -384,22 +384,3 @@ class Puts:
         find, locate = self._parts.replicas.get, self._parts.locate
         found = [find(block_hash) for block_hash in session.indexes]
         return [locate(r) for r in found if r is not None and r.state == "sealed"]
-
-
-def check_given_out(put: Put, incarnation: Incarnation) -> None:
-    """Whoever reports a version of a later master ends the one there is, so nobody may make one up.
-
-    Raises ProtocolError, and Unavailable: a client may also have heard of a master before this node has.
-    """
-    versions = [block.version for block in put.blocks if block.version]
-    made_up = next((each for each in versions if not may_be_given(each)), None)
-    if made_up is not None:
-        raise ProtocolError(
-            f"no master gives out version {made_up}; reserve the name at the master"
-        )
-    newest = incarnation_of(max(versions, default=0))
-    if newest > incarnation:
-        raise Unavailable(
-            f"a version of master incarnation {newest}, and this node has joined {incarnation}; put it again",
-            retry_after_ms=_RETRY_AFTER_MS,
-        )

@@ -7,8 +7,7 @@ from daemons.client.objects.format import PIECE_BYTES, object_meta
 from daemons.core.errors import ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, Epoch, HostId, Incarnation, new_put_id
 from daemons.core.units import MIB
-from daemons.mc_cachenode.puts.pull import refusal
-from daemons.mc_cachenode.puts.puts import check_given_out
+from daemons.mc_cachenode.puts.refusal import check_given_out, refusal
 from daemons.protocol.block import MAX_INLINE_BYTES, MAX_TAIL_BYTES, BlockMeta, Put, PutBlock
 from daemons.protocol.segment import DataAddress, RegionRef, Source, Strided
 from daemons.store.directory.names import COUNTER_BITS
