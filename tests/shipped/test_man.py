@@ -10,6 +10,7 @@ import pytest
 import typer.main
 from shipped.output_page import all_leaves, all_verbs, output_page
 from shipped.pages import protocol_page
+from shipped.told_lines import lines_in, told_lines, what_is_wrong
 from typer.testing import CliRunner
 
 from daemons.protocol import messages
@@ -65,6 +66,24 @@ def test_every_verb_is_told_in_eighty_columns_with_an_example_and_all_its_option
         assert all(example.startswith(f"Example: mcctl {words}") for example in examples), words
         assert all(len(f"  {example}") <= 80 for example in examples), words
         assert not [p.name for p in leaf.params if not getattr(p, "help", "")], words
+
+
+def test_lines_that_are_named_in_passing_can_be_typed(checkout: Path) -> None:
+    leaves, told = dict(all_leaves()), told_lines(checkout)
+    wrong = [(file.name, line) for file, line in told if what_is_wrong(line, leaves)]
+    assert not wrong
+    assert len(told) > 200
+
+
+def test_a_verb_or_flag_that_there_is_not_is_seen() -> None:
+    leaves = dict(all_leaves())
+    assert what_is_wrong("cache list --older-than 60", leaves) == ""
+    assert what_is_wrong("keys", leaves) == ""
+    assert what_is_wrong("cash list", leaves) == "cash list"
+    assert what_is_wrong("cache lost", leaves) == "cache lost"
+    assert what_is_wrong("cache list --elder-than 60", leaves) == "--elder-than"
+    assert lines_in('"run `mcctl config "\n    "check FILE`"', ".py") == ["config check FILE"]
+    assert lines_in(".Cm mcctl top --count 1 .", ".8") == ["top --count 1 ."]
 
 
 def test_completion_offers_every_noun_and_verb() -> None:

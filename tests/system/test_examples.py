@@ -3,6 +3,7 @@
 The cluster's own two lines are run first and last. What cannot be run here stands in ELSEWHERE with what runs it.
 """
 
+import contextlib
 import shutil
 import signal
 import sys
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kit.daemon import wait_for
+from kit.daemon import free_port, wait_for
+from kit.daemon_lines import LineOfDaemon, made_small
 from kit.examples import Example, Place, examples_of
 from kit.models import make_tiny_model
 from kit.paced import write_profile
 from kit.served import served
+
+from mcctl.openai_stream import OpenAiClient
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,7 +31,7 @@ ELSEWHERE = {
     "make quickstart": "tests/system/test_quickstart.py",  # the real model, for minutes
     "make test": ".ci/run",
     "mcctl quickstart": "tests/system/test_quickstart.py",
-    "mcctl bench serve": "tests/unit/mcctl/bench/test_serve.py",  # minutes of the real model
+    "mcctl bench serve": "tests/system/test_quickstart.py",  # of the real model, as quickly as it may
     "mcctl bench transfer": "tests/integration/test_transfer_bench.py",  # with shorter rounds
     "systemctl ": "tests/systemd/test_serving.py",
     "ssh ": "tests/systemd/test_bare_machines.py",  # from another machine
@@ -41,7 +45,6 @@ DAEMONS = ("mc-master", "mc-cachenode", "mc-prefill", "mc-decode", "mc-gateway")
 FILES = ("weights.bin", "handbook.txt", "ARCHITECTURE.md")
 CHANGED = {
     "mcctl cluster up ": " --paced fast.toml",  # test_quickstart.py waits for the real engine; here no line is about it
-    "mc-": " --check",  # daemons would run for ever
     "mcctl bench store": " --running --rounds 1 --writers 0",  # the cluster that is there, for a second
     "mcctl simulate run ": " --limit 50",  # many times as fast, and else the same
     "mcctl simulate plan ": " --limit 50",
@@ -91,16 +94,21 @@ ALL = [
 ]
 LINES = [each for each in ALL if each.kind == "shell"]
 ELSEWHERES = [each for each in LINES if plain(each).startswith(tuple(ELSEWHERE))]
+OF_TENANTS = [
+    f"mcctl tenant {verb} acme --file /etc/mooncake/tenants.toml" for verb in ("add", "key")
+]
+"""Before the gateway's line."""
 OF_SSD = [SSD_UP, "mcctl cache flush --wait", DOWN]
 HERE = list(
     {
         plain(each): each
         for each in LINES
         if each not in ELSEWHERES
-        and plain(each) not in (UP, LIVE, *OF_SSD)
-        and not plain(each).startswith(LOAD)
+        and plain(each) not in (UP, LIVE, *OF_TENANTS, *OF_SSD)
+        and not plain(each).startswith((LOAD, *DAEMONS))
     }.values()
 )
+OF_DAEMONS = [plain(each) for each in LINES if plain(each).startswith(DAEMONS)]
 PIECES = [each for each in ALL if each.kind == "python" and "engine.write" not in each.text]
 [WRITER] = [each for each in ALL if each.kind == "python" and each not in PIECES]
 """Run with the piece that owns the memory."""
@@ -124,13 +132,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "/var/lib/mooncake/models": str(model.parent),
         "/srv/models/Qwen3-0.6B": str(model),
         "/tmp/demo": str(home / "demo"),
-        "--config mc-gateway@a.toml": f"--config {home}/etc/mc-gateway@a.toml",
     }
     made = Place(home, replaced)
     (home / "demo").mkdir()
     for daemon in DAEMONS:
         file = f"{daemon}.toml" if daemon == "mc-master" else f"{daemon}@a.toml"
-        shutil.copy(ROOT / "configs" / f"{daemon}.toml", home / "etc" / file)
+        text = (ROOT / "configs" / f"{daemon}.toml").read_text()
+        (home / "etc" / file).write_text(made.put_in(text))
     yield made
     made.shell(DOWN)
     made.close()
@@ -151,11 +159,12 @@ def test_what_is_run_elsewhere_is_in_the_pages_and_has_its_test() -> None:
     for start, twin in ELSEWHERE.items():
         assert any(plain(each).startswith(start) for each in ELSEWHERES), start
         assert (ROOT / twin).exists(), twin
-    assert {plain(each) for each in LINES} >= {UP, LIVE, *OF_SSD}
+    assert {plain(each) for each in LINES} >= {UP, LIVE, *OF_TENANTS, *OF_SSD}
     assert any(each.page == DEPLOYING for each in LINES)
     texts = [each.text for each in ALL if each.kind == "text"]
     assert all(text.startswith(FRAGMENTS) for text in texts), texts
-    assert len(HERE) > 25
+    assert sorted(line.split()[0] for line in OF_DAEMONS) == sorted(DAEMONS)
+    assert len(HERE) > 20
     assert len(PIECES) >= 5
 
 
@@ -164,6 +173,30 @@ def test_what_is_run_elsewhere_is_in_the_pages_and_has_its_test() -> None:
 def test_a_line_does_what_it_should(place: Place, example: Example) -> None:
     done = place.line(changed(plain(example)))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_daemons_of_the_pages_are_a_cluster_that_answers_and_end_when_told(place: Place) -> None:
+    for line in OF_TENANTS:
+        done = place.line(line + " --output plain")
+        assert done.returncode == 0, done.stderr
+    key = done.stdout.split()[-1]
+    http_port, master = free_port(), f"tcp://127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        daemons = []
+        for line in sorted(OF_DAEMONS, key=lambda line: DAEMONS.index(line.split()[0])):
+            daemons.append(LineOfDaemon(place, made_small(line, master, http_port)))
+            stack.callback(daemons[-1].close)
+        for daemon in daemons:
+            daemon.wait_until_ready()
+        done = place.line(f"mcctl wait ready --nodes 4 --timeout 30 --endpoint {master}")
+        assert done.returncode == 0, done.stderr
+        with OpenAiClient(f"http://127.0.0.1:{http_port}", api_key=key) as client:
+            wait_for(client.models)
+            [model] = client.models()
+            answer = client.complete({"model": model, "prompt": "A lighthouse", "max_tokens": 2})
+        assert answer.completion_tokens == 2
+        for daemon in reversed(daemons):
+            assert daemon.end() == 0, daemon.said()
 
 
 @pytest.mark.usefixtures("master")

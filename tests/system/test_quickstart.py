@@ -4,11 +4,13 @@ In the environment that runs this: nothing is installed.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kit.examples import examples_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -48,28 +50,23 @@ def test_quickstart_reuses_and_leaves_nothing() -> None:
     assert sum(row["reused_tokens"] for row in result["requests"]) == result["reused_tokens"]
 
 
-@pytest.mark.timeout(600)
-def test_bench_gives_its_rows() -> None:
+def test_bench_gives_its_rows_by_the_line_of_the_page(tmp_path: Path) -> None:
+    [line] = [
+        each.text
+        for each in examples_of(ROOT / "man" / "mcctl.1")
+        if each.text.startswith("mcctl bench serve ")
+    ]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mcctl",
-            "bench",
-            "serve",
-            "--quick",
-            "--prefix",
-            "512",
-            "--output",
-            "json",
-        ],
+        ["bash", "-c", f"{line} --quick --prefix 512"],
         capture_output=True,
         text=True,
         check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"},
         timeout=550,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout)
+    result = json.loads((tmp_path / "serve.json").read_text())
     [row] = result["rows"]
     assert (row["prefix_tokens"], row["suffix_tokens"]) == (512, 64)
     assert row["ttft_cold_s"] > row["ttft_reused_s"] > row["overhead_s"] > 0
