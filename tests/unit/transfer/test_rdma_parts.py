@@ -12,7 +12,7 @@ from daemons.core.errors import ProtocolError
 from daemons.transfer.transports.rdma import messages, verbs, why_unavailable
 from daemons.transfer.transports.rdma.gid import Gid, choose_gid, read_gids
 from daemons.transfer.transports.rdma.messages import DeviceAddress, QueuePairAddress
-from daemons.transfer.transports.rdma.peer import pair_devices
+from daemons.transfer.transports.rdma.pairing import pair_devices
 from daemons.transfer.transports.rdma.sieve import Sieve
 
 V1, V2 = "IB/RoCE v1", "RoCE v2"

@@ -18,8 +18,8 @@ from daemons.transfer.transports.base import StaleEpoch, Unreachable, describe
 from daemons.transfer.transports.rdma import messages
 from daemons.transfer.transports.rdma.caller import set_keepalive
 from daemons.transfer.transports.rdma.device import Device
-from daemons.transfer.transports.rdma.gid import common_bits
-from daemons.transfer.transports.rdma.messages import DeviceAddress, OpenRegionReply
+from daemons.transfer.transports.rdma.messages import OpenRegionReply
+from daemons.transfer.transports.rdma.pairing import pair_devices
 from daemons.transfer.transports.rdma.queue_pair import MAX_DEPTH, QueuePair, Retries
 from daemons.transfer.transports.rdma.routes import Routes
 from daemons.transfer.transports.rdma.verbs import load
@@ -292,29 +292,6 @@ class EndOfConnection:
                 if self._has_ended:
                     self._sock.close()
         return True
-
-
-def pair_devices(
-    devices: Sequence[DeviceAddress], peers: Sequence[DeviceAddress]
-) -> list[tuple[int, int]]:
-    """For each device here the peer's nearest: same kind of link, longest common prefix, then spread evenly.
-
-    Devices of one rail share a subnet, so that their GIDs have more bits in common than those across rails.
-    """
-    num_taken = [0] * len(peers)
-    pairs = []
-    for index, device in enumerate(devices):
-        fitting = [i for i, peer in enumerate(peers) if peer.is_ethernet == device.is_ethernet]
-        if not fitting:
-            continue
-
-        def rank(i: int, gid: str = device.gid) -> tuple[int, int, int]:
-            return (-common_bits(gid, peers[i].gid), num_taken[i], i)
-
-        best = min(fitting, key=rank)
-        num_taken[best] += 1
-        pairs.append((index, best))
-    return pairs
 
 
 def _answer(
