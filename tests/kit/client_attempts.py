@@ -34,6 +34,7 @@ from daemons.protocol.objects import NameToReserve, ReserveNames, ReserveNamesRe
 from daemons.protocol.replication import AwaitReplicas, AwaitReplicasReply
 from daemons.protocol.segment import RegionRef, Source
 from daemons.protocol.tiers import Stage, StageReply
+from daemons.store.directory.names import COUNTER_BITS
 from daemons.transfer import contiguous
 from kit.data_reader import region_of
 
@@ -86,8 +87,14 @@ class Attempts:
 
     def put_of_a_later_master(self) -> Any:
         """Reported to the master that there is, it would end it."""
+        return self.put_of_version(self.version + (1 << COUNTER_BITS))
+
+    def put_of_a_version_of_no_master(self) -> Any:
+        return self.put_of_version((1 << 64) - 1)
+
+    def put_of_version(self, version: int) -> Any:
         block = self.block(object_meta(self.own, b"stolen", NUM_BYTES))
-        return self.put(replace(block, version=(1 << 64) - 1))
+        return self.put(replace(block, version=version))
 
     def block(self, meta: Any) -> PutBlock:
         return PutBlock(
@@ -156,6 +163,7 @@ def run(key_file: Path, master: str, own: str, foreign: str, region: RegionRef) 
         "put_kv",
         "put_from_a_nodes_memory",
         "put_of_a_later_master",
+        "put_of_a_version_of_no_master",
     ):
         done[name] = outcome(getattr(attempts, name))
     sessions.close()

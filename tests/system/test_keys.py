@@ -240,6 +240,7 @@ def test_a_clients_key_is_for_objects_in_its_namespaces_and_for_nothing_else(
     assert (got["locate"], got["stage"]) == (0, 0)
     assert (got["wait_for_it"], got["report_it"]) == ("NotFound", "NotFound")
     assert got["put_of_a_later_master"] == "Unavailable"
+    assert got["put_of_a_version_of_no_master"] == "ProtocolError"
     # The node that pulled for it had nothing to open the other's memory with.
     assert "capability" in got["put_from_a_nodes_memory"]
     for words in (["cache", "clear", "--yes"], ["node", "drain", "near"], ["cache", "flush"]):
