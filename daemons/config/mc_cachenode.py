@@ -30,7 +30,8 @@ class NodeSection(Section, frozen=True, kw_only=True):
     domain: str = ""
     """What it shares the fate of, such as a rack: replicas of a block go to distinct domains. Empty: the host."""
     state_dir: str = ""
-    """For the list of segments that mcctl segment add has added. Empty: $STATE_DIRECTORY under systemd, else
+    """For the list of segments that mcctl segment add has added and, with an object tier, the deletes that its store
+    has not heard of: on a disk, which outlives a power failure. Empty: $STATE_DIRECTORY under systemd, else
     ~/.local/state/mooncake/ID."""
 
 

@@ -151,6 +151,8 @@ class CachenodeApp:
             opened = open_lower(config, self._on_dropped, self._on_found)
             added = self._known_segments.segments
             storage = open_storage(config.segment, self._node, self._on_lost, fd_store, added)
+            for dead in (each for tier in opened for each in tier.dead):
+                storage.replicas.remembered.die(dead.key, dead.version, dead.at_ms)
         except BaseException:
             self._ports.close_data()  # or its socket's file stays
             for tier in opened:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -9,6 +10,7 @@ from daemons.core.errors import Exhausted, ProtocolError
 from daemons.core.ids import BlockHash, Incarnation, short
 from daemons.mc_cachenode.copies.copy_staging import SourceStaging
 from daemons.mc_cachenode.copies.copying import Copying, CopyParts
+from daemons.mc_cachenode.lower.lasting import once_lasting
 from daemons.mc_cachenode.lower.lower_blocks import LowerBlocks
 from daemons.mc_cachenode.lower.staging import Staging
 from daemons.mc_cachenode.metrics import CachenodeMetrics
@@ -42,6 +44,7 @@ from daemons.protocol.tenant import RefuseTenants
 from daemons.protocol.tiers import AdoptObjects, Stage, StageAhead, Unstage, WriteDown
 from daemons.rpc import Call, Loop
 from daemons.service.data_probe import DataProbes
+from daemons.store.index.format import DeadRecord
 from daemons.store.segment.copy_workers import CopyWorkers
 from daemons.transfer import TransferEngine
 
@@ -99,6 +102,7 @@ class CachenodeHandlers:
                 may_evict=parts.may_evict,
                 leaves_later=self.leaves_later,
                 locate=parts.locate,
+                replaced=self._replaced,
                 on_sealed=self._sealed,
                 drop=self._drop,
             )
@@ -112,7 +116,7 @@ class CachenodeHandlers:
                 metrics=parts.metrics,
                 sources=parts.sources,
                 timeout_s=parts.pull_timeout_s,
-                on_sealed=self._sealed,
+                on_sealed=self._copied,
                 on_present=parts.reporter.sealed,
                 on_failed=parts.copy_failed,
                 on_bad=parts.copy_was_bad,
@@ -234,8 +238,10 @@ class CachenodeHandlers:
             tier.delete(meant)
 
     def _forget(self, names: Sequence[DeadName]) -> None:
-        """Logged before the master hears of it: from then on these versions are not to come back."""
+        """On disk and logged before the master hears of it: from then on these versions are not to come back."""
         replicas, now_ms = self._parts.replicas, wall_ms()
+        records = [DeadRecord(n.key, n.version, now_ms - n.age_ms) for n in names]
+        waiting = [tier.forget(records) for tier in self._parts.lower]
         logged = [
             dead
             for dead in names
@@ -248,15 +254,30 @@ class CachenodeHandlers:
             staged = replicas.get(dead.key)
             if staged is not None and staged.version <= dead.version:
                 self._parts.staging.drop(dead.key)
-            for tier in self._parts.lower:
-                tier.delete_dead(dead.key, dead.version)
         replicas.flush()
-        self._parts.reporter.dead(logged)
+
+        def tell(error: BaseException | None) -> None:
+            if error is None:
+                self._parts.reporter.dead(logged)
+
+        once_lasting(self._parts.loop, waiting, tell)
+
+    def _replaced(self, replica: Replica) -> "list[Future[bool]]":
+        """An object has been put: no older version is to come back from a lower tier. An SSD's word is not waited for:
+        one that fails must not refuse every put.
+        """
+        if not replica.meta.name:
+            return []
+        older = [DeadRecord(replica.meta.hash, replica.version - 1, wall_ms())]
+        waiting = {tier.tier: tier.forget(older) for tier in self._parts.lower}
+        return [done for tier, done in waiting.items() if tier == "object"]
+
+    def _copied(self, replica: Replica) -> None:
+        self._replaced(replica)
+        self._sealed(replica)
 
     def _sealed(self, replica: Replica) -> None:
         for tier in self._parts.lower:
-            if replica.meta.name:
-                tier.delete_dead(replica.meta.hash, replica.version - 1)
             tier.write_down.on_sealed(replica)
         self._parts.reporter.sealed(replica.meta.hash)
 

@@ -9,12 +9,13 @@ import pytest
 from kit.daemon import wait_for
 from kit.lower_tiers import damage, flush, put_all, read_in_pieces
 from kit.object_server import ObjectServer
-from kit.pool import SourceMemory, chain, running_pool, short_directory, sources
+from kit.pool import Pool, SourceMemory, chain, running_pool, short_directory, sources
 
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged
 from daemons.core.ids import BlockHash
 from daemons.protocol.block import BlockFilter, Tier
+from mcctl import Store
 
 NUM_BLOCKS = 20
 
@@ -126,6 +127,41 @@ def test_a_store_that_is_down_costs_misses_and_is_used_once_it_is_back(
             object_server.start()
             wait_for(lambda: len(pool.match(hashes)) == NUM_BLOCKS, 90)  # it rests ever longer
             assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
+        delete_and_replace_while_it_hangs(pool, object_server)
+        lose_all_memory(pool)
+        object_server.resume()
+        assert pool.master_daemon is not None
+        pool.master_daemon.start()
+        pool.restart_node(*settings)
+        pool.node.find(r"(object tier opened)")
+        with Store(pool.master, namespace="n") as store:
+            wait_for(lambda: store.exists("kept") == "present")
+            assert store.get_many(["kept", "deleted", "replaced"]) == [b"old", None, None]
+            assert [each.name for each in store.list()] == [b"kept"]
+
+
+def delete_and_replace_while_it_hangs(pool: Pool, object_server: ObjectServer) -> None:
+    """All of it acknowledged: by the master's and the node's memory, and by what the node has on its disk."""
+    names = ["deleted", "replaced", "kept"]
+    with Store(pool.master, namespace="n") as store, ClusterClient(pool.master) as cluster:
+        store.put_many([(name, b"old") for name in names])
+        wait_for(lambda: store.exists_many(names) == ["present"] * 3)
+        heads = [each for name in names for each in store.blocks_of(name)]
+        flush(cluster, "object", evict=True)
+        wait_for(lambda: all({p.tier for p in at} == {"object"} for at in cluster.locate(heads)))
+        object_server.suspend()
+        store.delete("deleted")
+        store.replace("replaced", b"new")
+        assert store.get_many(["deleted", "replaced"]) == [None, b"new"]
+
+
+def lose_all_memory(pool: Pool) -> None:
+    """As when the power fails: disks and the object store are what is left."""
+    for daemon in (pool.master_daemon, pool.node):
+        assert daemon is not None
+        daemon.kill()
+    for file in pool.directory.glob("shm/*/*"):
+        file.unlink()
 
 
 def can_stage(cluster: ClusterClient, hashes: list[BlockHash]) -> bool:

@@ -103,6 +103,7 @@ class ObjectServer:
             f"object.bucket={bucket}",
             f"object.endpoint={self.url}",
             f"object.credentials_file={self.credentials_file}",
+            f"node.state_dir={self.directory / 'state' / bucket}",
         )
 
 

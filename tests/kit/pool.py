@@ -34,6 +34,7 @@ class Pool:
     control: str
     master: str
     directory: Path
+    master_daemon: Daemon | None = None
 
     def match(self, hashes: list[BlockHash]) -> list[BlockLocation]:
         with SyncClient(self.master) as client:
@@ -121,7 +122,7 @@ def running_pool(
     )
     settings = (f"transfer.secret_file={secret_file}", *settings)
     node = start_node(directory, f"tcp://127.0.0.1:{port}", *settings)
-    pool = Pool(node, "", f"tcp://127.0.0.1:{port}", directory)
+    pool = Pool(node, "", f"tcp://127.0.0.1:{port}", directory, master)
     try:
         pool.control = node.find(r"ready .*control=(\S+)")
         master.find(r"(ready)")

@@ -16,6 +16,7 @@ from daemons.mc_cachenode.replica import wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.protocol.block import DeadName, SealedBlock, Tombstone
 from daemons.rpc import Loop
+from daemons.store.index.format import DeadRecord
 from daemons.store.lower import BlockRecord, LowerTier
 from daemons.store.read_rate import ReadRate
 
@@ -88,11 +89,16 @@ class LowerBlocks:
     def dead_names(self) -> list[DeadName]:
         return []
 
-    def delete_dead(self, block_hash: BlockHash, version: int) -> None:
-        """Of an object: this version and older ones."""
-        record = self.store.get(block_hash)
-        if record is not None and record.version <= version:
-            self.delete([block_hash])
+    def forget(self, names: Sequence[DeadRecord]) -> "Future[bool]":
+        """Of objects: these versions and older ones. Done when no loss of memory brings them back."""
+        held = [(name, self.store.get(name.key)) for name in names]
+        told = [n.key for n, record in held if record is not None and record.version <= n.version]
+        done = self.store.forget(names)
+        if told:
+            done.add_done_callback(
+                lambda done: self._loop.call_soon_threadsafe(self._on_deleted, told, done)
+            )
+        return done
 
     def delete(self, hashes: Sequence[BlockHash]) -> None:
         """Gone at once for readers; told to the master when no start would bring them back."""

@@ -11,9 +11,12 @@ from daemons.config.mc_cachenode import CachenodeConfig, FlushMode, ObjectSectio
 from daemons.config.secret import read_secret
 from daemons.core.errors import ConfigError
 from daemons.core.ids import BlockHash, NodeId
+from daemons.mc_cachenode.replica import wall_ms
 from daemons.protocol.block import Tier
+from daemons.service.paths import state_path
+from daemons.store.index.format import DeadRecord
 from daemons.store.lower import LowerTier
-from daemons.store.object import ObjectSettings, ObjectTier, S3Place, open_s3
+from daemons.store.object import DeleteJournal, ObjectSettings, ObjectTier, S3Place, open_s3
 from daemons.store.ssd import DiskDirectory, SsdSettings, SsdTier
 
 OnDropped = Callable[[Tier, Sequence[BlockHash], str], object]
@@ -49,6 +52,8 @@ class OpenedTier:
     modes: FlushModes
     adopter: Adopter | None = None
     """Of a tier that other machines can read too."""
+    dead: Sequence[DeadRecord] = ()
+    """Objects whose delete outlived the memory of an earlier life."""
 
 
 def open_lower(
@@ -63,8 +68,9 @@ def open_lower(
             opened.append(OpenedTier("ssd", _open_ssd(config.ssd, node, on_dropped), modes))
         if config.object.bucket:
             modes = FlushModes(config.object.flush, config.object.flush_models)
-            store = _open_object(config.object, node, on_dropped, on_found)
-            opened.append(OpenedTier("object", store, modes, store))
+            state = state_path(config.node.state_dir, node)
+            store = _open_object(config.object, (node, state), on_dropped, on_found)
+            opened.append(OpenedTier("object", store, modes, store, store.dead_names()))
     except ConfigError:
         for tier in opened:
             tier.store.close()
@@ -73,9 +79,10 @@ def open_lower(
 
 
 def _open_object(
-    config: ObjectSection, node: NodeId, on_dropped: OnDropped, on_found: OnFound
+    config: ObjectSection, owner: tuple[NodeId, Path], on_dropped: OnDropped, on_found: OnFound
 ) -> ObjectTier:
-    """The store is listed once the tier is started, for it may be down now."""
+    """The store is listed once the tier is started, for it may be down now. `owner`: the node, its state directory."""
+    node, state = owner
     settings = ObjectSettings(
         capacity_bytes=size_bytes(config.capacity, "object.capacity"),
         part_bytes=size_bytes(config.part, "object.part"),
@@ -90,12 +97,15 @@ def _open_object(
         timeout_s=config.timeout_s,
         connections=config.read_workers + 10,  # the writer's, and those that list at the start
     )
-    return ObjectTier(
+    tier = ObjectTier(
         open_s3(place),
         settings,
         on_dropped=lambda hashes, why: on_dropped("object", hashes, why),
         on_found=lambda hashes: on_found("object", hashes),
     )
+    journal = DeleteJournal(state, f"{config.bucket}/{place.prefix}", wall_ms() / 1000)
+    tier.keep_deletes_in(journal)
+    return tier
 
 
 def _credentials(path: str) -> tuple[str, str, str | None] | None:

@@ -6,6 +6,7 @@ Loop thread only; copying is the workers'. All calls that carry one put_id get o
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, get_args
@@ -13,6 +14,7 @@ from typing import Final, get_args
 from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import BlockHash, Incarnation, PutId, short
 from daemons.core.units import MIB, format_size
+from daemons.mc_cachenode.lower.lasting import once_lasting
 from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.puts.making_room import is_of_same_put, make_room
 from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask, pull
@@ -82,6 +84,8 @@ class PutParts:
     leaves_later: Callable[[Replica], bool]
     """Whether a victim of ours is written to a lower tier first, and freed then."""
     locate: Callable[[Replica], BlockLocation]
+    replaced: Callable[[Replica], Sequence[Future[bool]]]
+    """It was sealed: done when no older version of it comes back, whatever memory is lost."""
     on_sealed: Callable[[Replica], object]
     drop: Callable[[Replica, str], object]
     """For a block that is found damaged."""
@@ -344,6 +348,23 @@ class Puts:
             replica.wanted = outcome.task.block.wanted
             parts.replicas.seal(replica, outcome.seal_checksum)
             session.results[index] = "stored"
+            self._replace(session, index, replica)
+
+    def _replace(self, session: _Session, index: int, replica: Replica) -> None:
+        """A version may only be said to be replaced once nothing brings it back."""
+        waiting = self._parts.replaced(replica)
+        if all(done.done() and done.exception() is None for done in waiting):
+            return
+        session.num_left += 1
+
+        def end(error: BaseException | None) -> None:
+            session.num_left -= 1
+            if error is not None:
+                session.results[index] = "failed"
+                session.why = f"not sure that what it replaces stays away: {error}"
+            self._end_if_done(session)
+
+        self._parts.loop.call_later(0.0, once_lasting, self._parts.loop, waiting, end)
 
     def _tell(self, session: _Session) -> None:
         """Lower tiers, the master's next report, the metrics: in the same turn as the answer, and after it."""

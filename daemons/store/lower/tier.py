@@ -14,6 +14,7 @@ from typing import ClassVar
 from daemons.core.errors import Exhausted, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.core.units import format_size
+from daemons.store.index.format import DeadRecord
 from daemons.store.lower.block_record import BlockRecord
 from daemons.store.lower.reads import ReadPool
 from daemons.store.lower.state import Bounds, TierCounters, TierState
@@ -73,6 +74,14 @@ class LowerTier(ABC):
         """Gone for readers when this returns, for good when the future is done. It raises where the tier failed; it is
         then tried again until `close`. Raises Unavailable after that.
         """
+
+    def forget(self, names: Sequence[DeadRecord]) -> "Future[bool]":
+        """These versions of objects and older ones, as `delete`; done when they do not come back, whatever memory is
+        lost.
+        """
+        with self._lock:
+            dead = [name.key for name in names if self._has_up_to(name)]
+        return self.delete(dead)
 
     # Reading.
 
@@ -206,6 +215,11 @@ class LowerTier(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Without the lock, at the very end: files and threads."""
+
+    def _has_up_to(self, name: DeadRecord) -> bool:
+        waiting, held = self._waiting(name.key), self._held(name.key)
+        is_waiting = waiting is not None and waiting.block.version <= name.version
+        return is_waiting or (held is not None and held.version <= name.version)
 
     def _refuse_unfit(self, block: BlockRecord) -> None:  # noqa: B027  # most blocks fit
         """Without the lock. Raises Rejected."""

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from daemons.core.ids import BlockHash
+from daemons.store.lower.block_record import BlockRecord
 from daemons.store.lower.state import TierState
 from daemons.store.object.bucket import ObjectBucket
 from daemons.store.object.catalog import Catalog, Part
+from daemons.store.object.delete_journal import DeleteJournal
 from daemons.store.object.gate import Gate
 from daemons.store.object.queue import PutQueue
 from daemons.store.object.settings import ObjectCounters, ObjectSettings
@@ -21,6 +23,8 @@ class Shared(TierState):
 
     bucket: ObjectBucket
     settings: ObjectSettings
+    journal: DeleteJournal | None = None
+    """Of deletes that the store has not heard of."""
     counters: ObjectCounters = field(default_factory=ObjectCounters)
     catalog: Catalog = field(default_factory=Catalog)
     queue: PutQueue = field(default_factory=PutQueue)
@@ -29,6 +33,8 @@ class Shared(TierState):
     """Keys to be deleted, with their bytes."""
     is_open: bool = False
     """What is in the store is known."""
+    unsettled: set[BlockHash] = field(default_factory=set)
+    """Deleted or given up, and perhaps still named by a manifest."""
     early_deletes: set[BlockHash] = field(default_factory=set)
     """Asked for before it was open."""
 
@@ -41,6 +47,11 @@ class Shared(TierState):
     def is_unsettled(self) -> bool:
         """With the lock held: a start would find what was deleted."""
         return not self.is_open or bool(self.queue.deletes or self.garbage or self.catalog.stale)
+
+    def is_dead(self, block: BlockRecord) -> bool:
+        """An object that was deleted or replaced while the store was away, perhaps by an earlier life."""
+        meta, journal = block.meta, self.journal
+        return bool(meta.name) and journal is not None and journal.is_dead(meta.hash, block.version)
 
     def bucket_of(self, part: Part) -> ObjectBucket:
         """Without the lock."""

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from daemons.core.clock import Clock, monotonic
 from daemons.core.errors import McError, NotFound, Unavailable
 from daemons.core.ids import BlockHash, short
+from daemons.store.index.format import DeadRecord
 from daemons.store.lower.block_record import BlockRecord
 from daemons.store.lower.health import Rest, TierHealth
 from daemons.store.lower.state import OnDropped, ignore
@@ -22,6 +23,7 @@ from daemons.store.lower.waiting import Waiting, begun, fail
 from daemons.store.object.bucket import ObjectBucket
 from daemons.store.object.catalog import Found
 from daemons.store.object.choosing import choose_victim
+from daemons.store.object.delete_journal import DeleteJournal
 from daemons.store.object.manifest import data_key
 from daemons.store.object.packing import verify_stored
 from daemons.store.object.queue import Pending
@@ -72,6 +74,10 @@ class ObjectTier(LowerTier):
         self._queue = self._shared.queue
         super().__init__(settings, self._shared, self._shared.counters)
 
+    def keep_deletes_in(self, journal: DeleteJournal) -> None:
+        """Before `start`; the tier closes it. Without one a delete is sure to stay only once the store has it."""
+        self._shared.journal = journal
+
     # Writing.
 
     def delete(self, hashes: Sequence[BlockHash]) -> "Future[bool]":
@@ -83,6 +89,7 @@ class ObjectTier(LowerTier):
             was_waiting = self._queue.cancel(hashes)
             dropped = self._catalog.drop(hashes)
             shared.counters.deleted_blocks += len(dropped)
+            shared.unsettled.update(dropped)
             if not shared.is_open and len(shared.early_deletes) < _MAX_EARLY_DELETES:
                 shared.early_deletes.update(hashes)
             may_return = was_waiting or dropped or shared.is_unsettled
@@ -94,6 +101,23 @@ class ObjectTier(LowerTier):
                 self._queue.deletes.append(done)
                 self._lock.notify_all()
         return done
+
+    def forget(self, names: Sequence[DeadRecord]) -> "Future[bool]":
+        """Done when the journal has them on disk: the store itself hears of it when it can."""
+        shared, journal = self._shared, self._shared.journal
+        if journal is None:
+            return super().forget(names)
+        with self._lock:
+            if shared.is_closed:
+                raise self._gone
+            may_return = [name for name in names if self._may_return(name)]
+            elsewhere = [name for name in may_return if self._is_elsewhere(name)]
+            held = [name.key for name in names if _is_of(name, self._held(name.key))]
+            self._queue.cancel([n.key for n in names if _is_of(n, self._queued(n.key))])
+            dropped = self._catalog.drop(held)
+            shared.counters.deleted_blocks += len(dropped)
+            self._lock.notify_all()
+            return journal.add([n for n in may_return if n not in elsewhere], elsewhere)
 
     def adopt(self, nodes: Iterable[str]) -> None:
         """Read for these nodes, which are away, and for no others. Their objects stay as they are."""
@@ -176,6 +200,10 @@ class ObjectTier(LowerTier):
     def run_once(self) -> bool:
         return self._writer.run_once()
 
+    def dead_names(self) -> list[DeadRecord]:
+        """Deletes that an earlier life had on disk."""
+        return self._shared.journal.names() if self._shared.journal is not None else []
+
     def check_invariants(self) -> None:
         """O(n * parts)."""
         with self._lock:
@@ -240,8 +268,28 @@ class ObjectTier(LowerTier):
 
     def _release(self) -> None:
         self._writer.close()
+        if self._shared.journal is not None:
+            self._shared.journal.close()
 
     # Inside.
+
+    def _queued(self, block_hash: BlockHash) -> BlockRecord | None:
+        pending = self._queue.pending(block_hash)
+        return None if pending is None else pending.block
+
+    def _may_return(self, name: DeadRecord) -> bool:
+        """Whether the store has it, or may have."""
+        shared = self._shared
+        if not shared.is_open or shared.to_adopt or name.key in shared.unsettled:
+            return True
+        return _is_of(name, self._held(name.key)) or _is_of(name, self._queued(name.key))
+
+    def _is_elsewhere(self, name: DeadRecord) -> bool:
+        """Not of what this node wrote."""
+        shared = self._shared
+        if not shared.is_open or name.key in shared.unsettled:
+            return False
+        return not self._catalog.has_own(name.key) and self._queued(name.key) is None
 
     def _find(self, block_hash: BlockHash) -> Found:
         with self._lock:
@@ -279,3 +327,7 @@ class ObjectTier(LowerTier):
             self._lock.notify_all()
         log.error("object block dropped block=%s why=%s", short(block_hash), error.message)
         self._on_dropped([block_hash], "bad")
+
+
+def _is_of(name: DeadRecord, block: BlockRecord | None) -> bool:
+    return block is not None and block.version <= name.version

@@ -56,7 +56,7 @@ class PartWriter:
                 self._open()
                 return True
             self._life.check()
-            did = self._sweeper.settle()
+            did = self._settle()
             did = self._write_next() or self._adopt() or did
             if did:
                 self.is_compact = False
@@ -78,8 +78,7 @@ class PartWriter:
         if shared.is_closed:
             raise Unavailable(GONE)
         with shared.lock:
-            for part, entries in opened.parts:
-                shared.catalog.add_part(part, entries)
+            self._take_live(opened)
             self._part_id = max(shared.catalog.parts, default=0)
             self._number = opened.last_number
             shared.catalog.drop(shared.early_deletes)
@@ -97,6 +96,31 @@ class PartWriter:
             opened.num_damaged,
         )
         self._on_found(hashes)
+
+    def _take_live(self, opened: Opened) -> None:
+        """With the lock held: deletes that the store has not heard of come first, and what it has is told then."""
+        shared = self._shared
+        dead: list[BlockHash] = []
+        for part, entries in opened.parts:
+            live = [entry for entry in entries if not shared.is_dead(entry.block)]
+            if len(live) < len(entries):
+                dead.extend(e.block.meta.hash for e in entries if shared.is_dead(e.block))
+            shared.catalog.add_part(part, live, is_stale=len(live) < len(entries))
+        if shared.journal is not None:
+            shared.journal.sort(dead)
+
+    def _settle(self) -> bool:
+        """Raises Unavailable."""
+        shared = self._shared
+        with shared.lock:
+            gone = set(shared.unsettled)
+            waiting = shared.journal.waiting() if shared.journal is not None else []
+        did = self._sweeper.settle()
+        with shared.lock:
+            shared.unsettled -= gone
+            if shared.journal is not None:
+                shared.journal.settle(waiting)
+        return did
 
     def _adopt(self) -> bool:
         """What a node that is away has there, but for what is here too."""
@@ -119,7 +143,12 @@ class PartWriter:
             for part, entries in opened.parts:
                 self._part_id += 1
                 part.part_id, part.owner = self._part_id, owner
-                new = [each for each in entries if not shared.catalog.has_own(each.block.meta.hash)]
+                new = [
+                    each
+                    for each in entries
+                    if not shared.catalog.has_own(each.block.meta.hash)
+                    and not shared.is_dead(each.block)
+                ]
                 shared.catalog.add_part(part, new)
                 found.extend(entry.block.meta.hash for entry in new)
         log.info("object tier reads for owner=%s blocks=%d", owner, len(found))
@@ -229,6 +258,7 @@ class PartWriter:
                     return
                 victim = choose_victim(shared.catalog.own)
                 gone = [] if victim is None else self._sweeper.remove(victim)
+                shared.unsettled.update(gone)
                 shared.counters.evicted_blocks += len(gone)
             self._on_dropped(gone, "evicted")
             self._sweeper.sweep()

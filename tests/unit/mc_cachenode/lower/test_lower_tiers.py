@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from daemons.config.mc_cachenode import CachenodeConfig, ObjectSection
+from daemons.config.mc_cachenode import CachenodeConfig, NodeSection, ObjectSection
 from daemons.core.errors import ConfigError
 from daemons.mc_cachenode.lower.lower_tiers import OpenedTier, open_lower
 
 
-def open_with(**keys: str) -> list[OpenedTier]:
-    config = CachenodeConfig(object=ObjectSection(bucket="blocks", **keys))
+def open_with(state_dir: str = "/proc/none", **keys: str) -> list[OpenedTier]:
+    config = CachenodeConfig(
+        node=NodeSection(state_dir=state_dir), object=ObjectSection(bucket="blocks", **keys)
+    )
     return open_lower(config, lambda *_: None, lambda *_: None)
 
 
@@ -21,6 +23,7 @@ def open_with(**keys: str) -> list[OpenedTier]:
         ({"part": "4KiB"}, r"give object\.part a size from"),
         ({"credentials_file": "/nonexistent"}, r"`object\.credentials_file`: cannot read"),
         ({"endpoint": "http://"}, r"object\.endpoint 'http://': Invalid endpoint"),
+        ({"endpoint": "http://127.0.0.1:9"}, r"/proc/none/.*choose another `node\.state_dir`"),
     ],
 )
 def test_a_section_that_cannot_be_used_says_what_to_change(
@@ -46,6 +49,6 @@ def test_a_store_is_asked_nothing_when_the_tier_is_opened(tmp_path: Path) -> Non
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = AK\naws_secret_access_key = 100%secret\n")
     file.chmod(0o600)
-    (opened,) = open_with(endpoint="http://127.0.0.1:9", credentials_file=str(file))
+    (opened,) = open_with(str(tmp_path), endpoint="http://127.0.0.1:9", credentials_file=str(file))
     assert (opened.tier, opened.store.num_blocks) == ("object", 0)
     opened.store.close()
