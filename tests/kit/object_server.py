@@ -52,8 +52,7 @@ class ObjectServer:
 
     def stop(self) -> None:
         if self._process is not None:
-            self.resume()
-            self._process.kill()
+            self._process.kill()  # where it is suspended, too: what it was asked meanwhile it never does
             self._process.communicate()
             self._process = None
 
