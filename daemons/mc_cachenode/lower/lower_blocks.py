@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from daemons.core.errors import Unavailable
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_cachenode.lower.copy_down import CopyDown
 from daemons.mc_cachenode.lower.lower_tiers import OpenedTier
@@ -18,6 +19,7 @@ from daemons.protocol.block import DeadName, SealedBlock, Tombstone
 from daemons.rpc import Loop
 from daemons.store.index.format import DeadRecord
 from daemons.store.lower import BlockRecord, LowerTier
+from daemons.store.lower.waiting import begun, fail
 from daemons.store.read_rate import ReadRate
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,11 @@ class LowerBlocks:
         """Of objects: these versions and older ones. Done when no loss of memory brings them back."""
         held = [(name, self.store.get(name.key)) for name in names]
         told = [n.key for n, record in held if record is not None and record.version <= n.version]
-        done = self.store.forget(names)
+        try:
+            done = self.store.forget(names)
+        except Unavailable as error:  # its writer met a bug
+            done = begun()
+            fail(done, error)
         if told:
             done.add_done_callback(
                 lambda done: self._loop.call_soon_threadsafe(self._on_deleted, told, done)

@@ -77,11 +77,15 @@ class LowerTier(ABC):
 
     def forget(self, names: Sequence[DeadRecord]) -> "Future[bool]":
         """These versions of objects and older ones, as `delete`; done when they do not come back, whatever memory is
-        lost.
+        lost. As `delete` for one that was closed, where it has any of them.
         """
         with self._lock:
             dead = [name.key for name in names if self._has_up_to(name)]
-        return self.delete(dead)
+        if dead:
+            return self.delete(dead)
+        done = begun()
+        done.set_result(True)
+        return done
 
     # Reading.
 

@@ -108,16 +108,17 @@ class ObjectTier(LowerTier):
         if journal is None:
             return super().forget(names)
         with self._lock:
-            if shared.is_closed:
-                raise self._gone
             may_return = [name for name in names if self._may_return(name)]
+            if may_return and shared.is_closed:
+                raise self._gone
             elsewhere = [name for name in may_return if self._is_elsewhere(name)]
+            here = [name for name in may_return if not self._is_elsewhere(name)]
             held = [name.key for name in names if _is_of(name, self._held(name.key))]
             self._queue.cancel([n.key for n in names if _is_of(n, self._queued(n.key))])
             dropped = self._catalog.drop(held)
             shared.counters.deleted_blocks += len(dropped)
             self._lock.notify_all()
-            return journal.add([n for n in may_return if n not in elsewhere], elsewhere)
+            return journal.add(here, elsewhere)
 
     def adopt(self, nodes: Iterable[str]) -> None:
         """Read for these nodes, which are away, and for no others. Their objects stay as they are."""
