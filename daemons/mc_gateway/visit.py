@@ -12,6 +12,7 @@ from daemons.client.generate import GenerationRequest
 from daemons.config.mc_gateway import GatewayConfig
 from daemons.config.usage import UsageLine, day_ends_in_s, day_of
 from daemons.core.clock import Clock, monotonic
+from daemons.core.errors import ConfigError
 from daemons.mc_gateway.answer import Answer
 from daemons.mc_gateway.metrics import GatewayMetrics
 from daemons.mc_gateway.running_usage import KILLED
@@ -66,7 +67,11 @@ def open_front(config: GatewayConfig, metrics: GatewayMetrics) -> Front:
     path = Path(section.file)
     given = section.usage_dir or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     usage = UsageLog(Path(given) if given else path.parent, time.time, config.node.id)
-    book = TenantBook(path, usage, monotonic)
+    try:
+        book = TenantBook(path, usage, monotonic)
+    except ConfigError:
+        usage.close()
+        raise
     metrics.usage_lost.set_function(lambda: usage.num_lost)
     metrics.usage_waiting.set_function(lambda: usage.num_waiting)
     return Front(config.node.id, book, usage, metrics, monotonic, section.open_metrics)

@@ -64,7 +64,7 @@ def test_blocks_outlive_dram_and_ssd(
             assert flush(cluster, "object", evict=False).num_done == NUM_BLOCKS
             assert {each.tier for each in pool.match(hashes)} == {"ssd"}
             damage(tmp_path)
-            assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
+            assert np.array_equal(read_in_pieces(source, pool, hashes), source.array)
         pool.node.process.kill()
         pool.node.process.wait()
         for file in directory.glob("shm/*/*"):
@@ -72,7 +72,7 @@ def test_blocks_outlive_dram_and_ssd(
         pool.restart_node(*with_ssd, f"ssd.directory={tmp_path / 'b'}")
         locations = pool.wait_until_sealed(hashes)
         assert {location.tier for location in locations} == {"object"}
-        assert np.array_equal(read_in_pieces(source, locations), source.array)
+        assert np.array_equal(read_in_pieces(source, pool, hashes), source.array)
 
 
 def test_what_the_ssd_gives_up_is_in_the_object_store_and_a_clear_deletes_it_everywhere(
@@ -129,7 +129,7 @@ def test_a_store_that_is_down_costs_misses_and_is_used_once_it_is_back(
         assert {each.tier for each in pool.wait_until_sealed(more)} == {"dram"}
         object_server.start()
         wait_for(lambda: len(pool.match(hashes)) == NUM_BLOCKS, 90)  # it rests ever longer
-        assert np.array_equal(read_in_pieces(source, pool.match(hashes)), source.array)
+        assert np.array_equal(read_in_pieces(source, pool, hashes), source.array)
         with Store(pool.master, namespace="n") as store:
             wait_for(lambda: store.exists("kept") == "present")
             assert store.get_many(["kept", "deleted", "replaced"]) == [b"old", None, None]

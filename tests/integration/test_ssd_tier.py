@@ -65,7 +65,7 @@ def test_blocks_that_dram_cannot_hold_are_read_from_the_ssd(
         put_all(pool, source, hashes)
         locations = pool.wait_until_sealed(hashes)
         assert {location.tier for location in locations} == {"dram", "ssd"}
-        assert np.array_equal(read_in_pieces(source, locations), source.array)
+        assert np.array_equal(read_in_pieces(source, pool, hashes), source.array)
         with ClusterClient(pool.master) as cluster:
             stat = cluster.cache_stat()
             assert stat.tiers["ssd"].num_blocks >= NUM_BLOCKS - 28
@@ -98,7 +98,7 @@ def test_the_ssd_outlives_the_process_and_the_segment(
         pool.restart_node(*settings)
         locations = pool.wait_until_sealed(hashes)
         assert {location.tier for location in locations} == {"ssd"}
-        assert np.array_equal(read_in_pieces(source, locations), source.array)
+        assert np.array_equal(read_in_pieces(source, pool, hashes), source.array)
 
 
 def test_a_block_that_is_read_often_stays_in_dram(
@@ -147,8 +147,7 @@ def test_flush_writes_what_dram_holds_and_evict_frees_it_there(
             assert set(tiers_of(pool, hashes)) == {"dram"}
             assert flush(cluster, evict=True).num_done == 20
             assert set(tiers_of(pool, hashes)) == {"ssd"}
-        locations = pool.match(hashes)
-        assert np.array_equal(read_in_pieces(source, locations), source.array)
+        assert np.array_equal(read_in_pieces(source, pool, hashes), source.array)
 
 
 def test_a_flush_that_does_not_fit_stops_and_what_is_left_stays_in_dram(
@@ -175,9 +174,8 @@ def test_a_flush_that_does_not_fit_stops_and_what_is_left_stays_in_dram(
         monkeypatch.setattr(flush_module, "_STUCK_S", 0.3)
         with pytest.raises(Unavailable, match=r" on node-a \(alive, ssd .* raise ssd.capacity"):
             flush_module.wait(cluster, plan, lambda _: None)
-        locations = pool.match(hashes)
-        assert len(locations) == NUM_BLOCKS
-        assert np.array_equal(read_in_pieces(source, locations), source.array)
+        assert len(pool.match(hashes)) == NUM_BLOCKS
+        assert np.array_equal(read_in_pieces(source, pool, hashes), source.array)
 
 
 def test_bytes_that_the_disk_changed_are_a_miss_and_are_dropped(

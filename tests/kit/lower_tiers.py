@@ -10,7 +10,7 @@ import numpy as np
 from daemons.client.cluster import ClusterClient
 from daemons.client.staging import staged
 from daemons.core.ids import BlockHash
-from daemons.protocol.block import BlockFilter, BlockLocation, Tier
+from daemons.protocol.block import BlockFilter, Tier
 from daemons.protocol.cache import FlushBlocksReply
 from kit.pool import NUM_LAYERS, ROW, Pool, SourceMemory, read_all
 
@@ -34,12 +34,14 @@ def put_all(
 
 
 def read_in_pieces(
-    source: SourceMemory, locations: list[BlockLocation], piece: int = 3
+    source: SourceMemory, pool: Pool, hashes: list[BlockHash], piece: int = 3
 ) -> np.ndarray:
-    """Bytes `[layer][k|v][block][row]`, all verified."""
-    arena = np.zeros((2 * NUM_LAYERS, len(locations), ROW), np.uint8)
-    for first in range(0, len(locations), piece):
-        wanted = locations[first : first + piece]
+    """Bytes `[layer][k|v][block][row]`, all verified. Looked up for each piece: what is staged pushes others out of
+    DRAM once their leases are over.
+    """
+    arena = np.zeros((2 * NUM_LAYERS, len(hashes), ROW), np.uint8)
+    for first in range(0, len(hashes), piece):
+        wanted = pool.match(hashes)[first : first + piece]
         with staged(wanted, timeout_s=10) as here:
             num_good, read, bad = read_all(source.engine, here)
         assert (num_good, bad) == (len(wanted), []), f"at block {first}"
