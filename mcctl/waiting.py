@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from daemons.client.cluster import ClusterClient
 from daemons.core.errors import NotFound, Rejected, Unavailable
 from daemons.core.ids import NodeId
@@ -22,8 +24,12 @@ Progress = Callable[[str], object]
 
 
 def until_copied(ask: Callable[[], ReplicateReply], progress: Progress) -> ReplicateReply:
-    """Raises Unavailable when no more copies are made, or some were given up."""
+    """The last answer, with the number of blocks of the first: what has left a node is not asked of it any more.
+
+    Raises Unavailable when no more copies are made, or some were given up.
+    """
     reply = ask()
+    num_blocks = reply.num_blocks
     best, moved_s = reply.num_left, time.monotonic()
     while reply.num_left:
         progress(f"{reply.num_left} of {format_count(reply.num_blocks, 'block')} left")
@@ -38,7 +44,7 @@ def until_copied(ask: Callable[[], ReplicateReply], progress: Progress) -> Repli
             )
     if reply.num_failed:
         raise Unavailable(f"{reply.num_failed} blocks could not be moved and stay: {reply.why}")
-    return reply
+    return msgspec.structs.replace(reply, num_blocks=max(num_blocks, reply.num_blocks))
 
 
 def until_drained(

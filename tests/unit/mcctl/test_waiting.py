@@ -1,4 +1,4 @@
-"""What waiting for a node says when it gives up."""
+"""What waiting says when it gives up, and when it is over."""
 
 from typing import cast
 
@@ -8,6 +8,7 @@ from daemons.client.cluster import ClusterClient
 from daemons.core.errors import Unavailable
 from daemons.core.ids import Epoch, HostId, Incarnation, NodeId
 from daemons.protocol.node import ListedNode, ListNodesReply, NodeDescription
+from daemons.protocol.replication import ReplicateReply
 from mcctl import waiting
 
 NODE = NodeId("cachenode-1")
@@ -37,3 +38,11 @@ def test_a_node_that_cannot_be_drained_stays_so_and_the_error_says_how_to_end_it
         match=r"cachenode-1 is still draining; `mcctl node undrain cachenode-1` takes it back",
     ):
         waiting.until_drained(cast(ClusterClient, OneNode()), NODE, timeout_s, lambda _: None)
+
+
+def test_blocks_that_have_all_left_the_node_they_were_chosen_by_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "POLL_S", 0.0)
+    replies = iter([ReplicateReply(num_blocks=n, num_left=n, num_domains=2) for n in (5, 2, 0)])
+    assert waiting.until_copied(lambda: next(replies), lambda _: None).num_blocks == 5
