@@ -278,7 +278,7 @@ def test_a_value_larger_than_the_pool_is_refused_and_evicts_nothing(pool: Object
 
 
 def test_a_node_that_joins_later_tells_later_masters_what_is_dead(pool: ObjectPool) -> None:
-    with Store(pool.endpoint, namespace="late") as store:
+    with Store(pool.endpoint, namespace="joined") as store:
         store.put_many([("deleted", b"old"), ("kept", b"old")])
         wait_for(lambda: store.exists("kept") == "present")
         away = holder(store, "kept")
