@@ -375,7 +375,7 @@ def test_a_put_that_finds_no_room_gives_back_what_it_took() -> None:
     try:
         with Store(pool.endpoint, timeout_s=1.5) as store:
             with pytest.raises(Exhausted, match="no room"):
-                store.put("too large", bytes(60 << 20), timeout_s=1.5)
+                store.put("too large", bytes(30 << 20), timeout_s=1.5)
             value = bytes(24 << 20)
             wait_for(lambda: isinstance(store.put_many([("fits", value)])[0], int), 15)
             assert store.get("fits") == value

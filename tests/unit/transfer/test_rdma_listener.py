@@ -11,7 +11,7 @@ from daemons.core.errors import ProtocolError
 from daemons.core.ids import Epoch
 from daemons.protocol.segment import DataAddress
 from daemons.transfer.memory import host_id
-from daemons.transfer.transports.rdma import messages
+from daemons.transfer.transports.rdma import listener, messages
 from daemons.transfer.transports.rdma.listener import ControlListener, Service
 from daemons.transfer.transports.rdma.messages import (
     Answer,
@@ -141,6 +141,17 @@ def test_those_that_say_nothing_keep_nobody_out(port: Port) -> None:
         port.stranger()
     assert port.caller().serves()
     assert good.serves()
+
+
+def test_those_that_spoke_while_the_port_was_held_up_are_heard(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", -1.0)
+    with port.listener._lock:  # nobody is let in meanwhile
+        late = port.stranger()
+        late.sock.sendall(messages.encode(HELLO))
+    assert isinstance(messages.receive_reply(late.sock), HelloReply)
+    assert port.stranger().is_cut_off_after(b"")
 
 
 def test_request_before_the_hello_ends_the_connection(port: Port) -> None:

@@ -196,9 +196,12 @@ class ControlListener:
         caller.sock.close()
 
     def _drop_silent(self) -> None:
+        """Not those that have spoken while this thread was held up: what came is looked at before."""
         oldest = time.monotonic() - _HELLO_TIMEOUT_S
         for caller in [c for c in self._callers if not c.is_admitted and c.since_s < oldest]:
-            self._drop(caller)
+            self._receive(caller)
+            if not caller.is_admitted and caller in self._callers:
+                self._drop(caller)
 
     def _answer(self, caller: Caller, request: messages.Request) -> messages.Reply:
         if not caller.is_admitted and not isinstance(request, Hello | Answer):
