@@ -35,7 +35,7 @@ def plain_sockets(
     stack: contextlib.ExitStack, port: int, all_locals: Sequence[ByteArray], is_write: bool
 ) -> list[Move]:
     """As many streams as a batch uses, each asked for its share or sent it; the stack closes them."""
-    num_streams = streams_for(all_locals[0].nbytes)
+    num_streams = streams_for(all_locals[0].nbytes, is_within_host=True)
     ask = _write if is_write else _read
     moves: list[Move] = []
     for local in all_locals:

@@ -1,6 +1,7 @@
 """The data plane between real processes: every transport, hostile bytes, dead and stopped peers, reused sources."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -34,7 +35,7 @@ from daemons.transfer import (
     contiguous,
 )
 from daemons.transfer.strided import copy
-from daemons.transfer.transports import sockets, wire
+from daemons.transfer.transports import sockets, tcp, wire
 
 SIZE = 8 << 20
 OWNER = """
@@ -178,6 +179,23 @@ def test_more_ranges_than_one_request_holds(
     engine.run(ReadBatch(owner.shared, reads, owner.guard, on_read=done.append))
     assert np.array_equal(target.reshape(-1, 2), truth[: 7 * 1500].reshape(-1, 7)[:, :2])
     assert done == list(range(1500))
+
+
+def test_a_large_batch_over_several_streams_has_each_byte_in_its_place(
+    make_engine: Callable[..., TransferEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "_NUM_LOCAL_STREAMS", 3)
+    owner, engine = make_engine("tcp"), make_engine("tcp")
+    size = (13 << 20) + 5
+    memory = np.random.default_rng(3).integers(0, 256, size, np.uint8)
+    region, target = owner.register(memory, "read-write"), np.zeros(size, np.uint8)
+    ends = (0, 7, 6 << 20, (6 << 20) + 3, size)
+    ranges = [contiguous(start, end - start) for start, end in itertools.pairwise(ends)]
+    engine.read(region, [Read.into(each, target, each.offset) for each in reversed(ranges)])
+    assert np.array_equal(target, memory)
+    target = target[::-1].copy()
+    engine.write(region, [Write(target, each, each) for each in ranges])
+    assert np.array_equal(memory, target)
 
 
 @pytest.mark.parametrize(("transport", "kind"), PATHS)

@@ -15,6 +15,7 @@ from daemons.core.errors import TransferError
 from daemons.core.units import parse_whole
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.transfer.credentials import Credential
+from daemons.transfer.memory import host_id
 from daemons.transfer.path_record import PathView
 from daemons.transfer.slices import slice_bytes
 from daemons.transfer.transports import sockets
@@ -26,14 +27,19 @@ from daemons.transfer.transports.stripes import B, cut_reads, cut_writes, run_pa
 
 _MIN_STRIPE_BYTES = 4 << 20
 _NUM_STREAMS = min(4, os.cpu_count() or 1)
+_NUM_LOCAL_STREAMS = max(1, _NUM_STREAMS // 2)
+"""Within a host both ends of a stream want a CPU."""
 _MAX_PEERS = 128
 _MAX_PATHS = 16
 _NUM_WORKERS = 16
 
 
-def streams_for(length: int, num_streams: int | None = None) -> int:
+def streams_for(
+    length: int, num_streams: int | None = None, *, is_within_host: bool = False
+) -> int:
     """Connections that a batch of so many bytes uses. More than the CPUs only make the two ends take turns."""
-    return max(1, min(num_streams or _NUM_STREAMS, length // _MIN_STRIPE_BYTES))
+    usual = _NUM_LOCAL_STREAMS if is_within_host else _NUM_STREAMS
+    return max(1, min(num_streams or usual, length // _MIN_STRIPE_BYTES))
 
 
 class TcpTransport:
@@ -51,6 +57,7 @@ class TcpTransport:
         self._credential = credential
         self._link_speed = link_speed
         self._num_streams = num_streams
+        self._host_id = host_id()
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], StreamPool | Paths] = {}
         self._workers: ThreadPoolExecutor | None = None
@@ -137,7 +144,8 @@ class TcpTransport:
             may_repeat = not (isinstance(batch, ReadBatch) and batch.on_read)
             peer.run(batch, parts, run, workers=self._striping(), may_repeat=may_repeat)
             return len(parts)
-        num_streams = streams_for(length, self._num_streams)
+        is_within_host = batch.region.address.host_id == self._host_id
+        num_streams = streams_for(length, self._num_streams, is_within_host=is_within_host)
         if num_streams == 1:
             run(peer, batch)
             return 1
