@@ -1,6 +1,7 @@
 """What all tests share: none touches the operator's own directories but the model cache, which is slow to fill."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ HERE = Path(__file__).resolve().parent
 settings.register_profile("home", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
+
+# A shell starts what it runs in the background with SIGINT ignored, and children inherit that; tests interrupt theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
