@@ -1,6 +1,6 @@
 """mcctl simulate plan: is a cache worth it, how large, how many nodes of each kind."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -37,6 +37,8 @@ from mcctl.views.plot_file import check_plot, write_plot
 from mcctl.views.simulation import RUN_COLUMNS
 from mcctl.views.simulation_plot import plan_charts
 
+Progress = Callable[[str], object]
+
 _NUM_CAPACITIES: Final = 8
 _LEAST_SPAN: Final = 4
 """Of a rate, as a multiple of the TTFT objective: a shorter burst would only be queued."""
@@ -69,15 +71,16 @@ def plan(
     profile = find_profile(hardware)
     requests = requests_of(trace, rate, limit, seed)
     evictions = chosen(eviction, EVICTION_NAMES, "lru")
-    curve = _hit_curves(requests, evictions)
     shares = sorted({max(1, min(nodes - 1, round(nodes * part / 8))) for part in range(1, 8)})
     plans = [DisaggregatedPlan(number, nodes - number, eviction=evictions[0]) for number in shares]
     objectives = Objectives(ttft_slo, tbt_slo)
-    results = simulate_all(requests, plans, profile, objectives)
-    best = max(results, key=lambda run: (round(run.goodput, 3), -run.ttft_s.mean))
-    best_plan = plans[results.index(best)]
-    memory = _try_memory(requests, best_plan, profile, objectives)
-    rates = _try_rates(requests, best_plan, profile, objectives)
+    with render.progress("replaying") as progress:
+        curve = _hit_curves(requests, evictions, progress)
+        results = simulate_all(requests, plans, profile, objectives, progress)
+        best = max(results, key=lambda run: (round(run.goodput, 3), -run.ttft_s.mean))
+        best_plan = plans[results.index(best)]
+        memory = _try_memory(requests, best_plan, profile, objectives, progress)
+        rates = _try_rates(requests, best_plan, profile, objectives, progress)
     count, span_s = len(requests), max(requests[-1].arrival_s, 1e-9)
     result = PlanResult(
         num_requests=count,
@@ -111,25 +114,24 @@ def _try_memory(
     plan: DisaggregatedPlan,
     profile: HardwareProfile,
     objectives: Objectives,
+    progress: Progress,
 ) -> list[MemoryChoice]:
     """Each way to equip this cluster's prefill nodes, simulated."""
-    with render.progress("replaying") as progress:
-        progress("how much memory is worth it")
-        sizes = sizes_to_try(requests, profile, plan.num_prefills)
-    plans = [
-        replace(plan, node_tokens=size.dram_tokens, ssd_tokens=size.ssd_tokens) for size in sizes
-    ]
-    runs = simulate_all(requests, plans, profile, objectives)
-    return [
-        MemoryChoice(
-            name=size.name,
-            dram_tokens=size.dram_tokens,
-            ssd_tokens=size.ssd_tokens,
-            price=size.price,
-            run=run,
+    progress("how much memory is worth it")
+    tried = []
+    for size in sizes_to_try(requests, profile, plan.num_prefills):
+        progress(f"{name_of(plan)} with {size.name}")
+        sized = replace(plan, node_tokens=size.dram_tokens, ssd_tokens=size.ssd_tokens)
+        tried.append(
+            MemoryChoice(
+                name=size.name,
+                dram_tokens=size.dram_tokens,
+                ssd_tokens=size.ssd_tokens,
+                price=size.price,
+                run=simulate(requests, sized, profile, objectives),
+            )
         )
-        for size, run in zip(sizes, runs, strict=True)
-    ]
+    return tried
 
 
 def _try_rates(
@@ -137,25 +139,26 @@ def _try_rates(
     plan: DisaggregatedPlan,
     profile: HardwareProfile,
     objectives: Objectives,
+    progress: Progress,
 ) -> list[RatePoint]:
     """What this cluster makes of the same requests at other rates."""
-    with render.progress("replaying") as progress:
 
-        def goodput_at(factor: float) -> float:
-            progress(f"{name_of(plan)} at {factor:g} times the rate")
-            return simulate(at_rate(requests, factor), plan, profile, objectives).goodput
+    def goodput_at(factor: float) -> float:
+        progress(f"{name_of(plan)} at {factor:g} times the rate")
+        return simulate(at_rate(requests, factor), plan, profile, objectives).goodput
 
-        return rate_curve(requests, goodput_at, least_span_s=_LEAST_SPAN * objectives.ttft_s)
+    return rate_curve(requests, goodput_at, least_span_s=_LEAST_SPAN * objectives.ttft_s)
 
 
-def _hit_curves(requests: Sequence[TraceRequest], evictions: Sequence[str]) -> list[CapacityPoint]:
+def _hit_curves(
+    requests: Sequence[TraceRequest], evictions: Sequence[str], progress: Progress
+) -> list[CapacityPoint]:
     """One after the other, each up to the cache without end."""
     capacities = [*_capacities(num_distinct_tokens(requests)), 0]
     points = []
-    with render.progress("replaying") as progress:
-        for name in evictions:
-            progress(f"what a cache of each size finds, {name}")
-            points += hit_curve(requests, capacities, name)
+    for name in evictions:
+        progress(f"what a cache of each size finds, {name}")
+        points += hit_curve(requests, capacities, name)
     return points
 
 

@@ -1,15 +1,15 @@
 """What verbs of `mcctl simulate` do: get the requests, and replay them against each plan."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from daemons.core.errors import NotFound
+from daemons.core.units import format_count
 from daemons.simulation.hardware import HardwareProfile
 from daemons.simulation.outcome import Objectives, SimulationResult
 from daemons.simulation.simulate import ClusterPlan, name_of, policy_of, simulate
 from daemons.simulation.trace import TraceRequest, at_rate, read_trace
 from daemons.simulation.workloads import WORKLOADS, WorkloadPlan, generate
-from mcctl import render
 from mcctl.commands.simulate.flags import MADE_UP_REQUESTS
 
 
@@ -27,11 +27,11 @@ def simulate_all(
     plans: Sequence[ClusterPlan],
     profile: HardwareProfile,
     objectives: Objectives,
+    progress: Callable[[str], object],
 ) -> list[SimulationResult]:
     results = []
-    with render.progress("replaying") as progress:
-        for number, cluster in enumerate(plans, 1):
-            what = f"{name_of(cluster)}, {policy_of(cluster)}"
-            progress(f"{number}/{len(plans)}: replaying {len(requests)} requests on {what}")
-            results.append(simulate(requests, cluster, profile, objectives))
+    for number, cluster in enumerate(plans, 1):
+        what = f"{name_of(cluster)}, {policy_of(cluster)}"
+        progress(f"{number}/{len(plans)}: {format_count(len(requests), 'request')} on {what}")
+        results.append(simulate(requests, cluster, profile, objectives))
     return results

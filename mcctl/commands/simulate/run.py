@@ -126,7 +126,8 @@ def run(
             for has_prefix_cache in (False, True)
         ]
     requests = requests_of(trace, rate, limit, seed)
-    results = simulate_all(requests, plans, profile, Objectives(ttft_slo, tbt_slo))
+    with render.progress("replaying") as progress:
+        results = simulate_all(requests, plans, profile, Objectives(ttft_slo, tbt_slo), progress)
     output = settings_of(context).output
     render.emit(output, {"runs": results}, RUN_COLUMNS, results, title=title(trace, requests))
     if output == "table" and any(len(result.tiers) > 1 for result in results):

@@ -57,6 +57,9 @@ def test_plan_shows_what_a_cache_finds(capsys: pytest.CaptureFixture[str], trace
     assert "is a cache worth it?" in out
     assert "how much memory?" in out
     assert "all in DRAM" in out
+    told = re.findall(r"^\[ *[0-9.]+ s\] (.*)", err, re.MULTILINE)
+    assert "1P+2D with all in DRAM" in told
+    assert len(told) == len(set(told)), "no line of its progress twice"
     status, out, _ = mcctl(capsys, "plan", str(trace), "--nodes", "3", "--output", "json")
     found = json.loads(out)
     assert found["best_cluster"] in {run["cluster"] for run in found["clusters"]}
