@@ -1,8 +1,9 @@
 """What `mcctl simulate fit` makes of what `mcctl bench serve` measured: a hardware profile, and how well it fits."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from daemons.simulation.fitting import PrefillSample, StepSample, fit_decode, fi
 from daemons.simulation.hardware import HardwareProfile, KvSizes, parse_profile
 from mcctl.bench.serve_result import ServeResult
 from mcctl.render import Column
+from mcctl.views.fitted_rates import FittedRate, Measured, not_measured, rates_of
 
 _LEAST_S: Final = 1e-6
 """A shorter time was not measured."""
@@ -39,9 +41,11 @@ class FitResult(msgspec.Struct, frozen=True, kw_only=True):
     most_off: float
     base: str
     of_base: list[str]
-    """Keys of the profile that bench serve does not measure, or could not: they are those of `base`."""
+    """Keys of the profile that nothing here has measured: they are those of `base`."""
     decode_context_tokens: int
     """What each sequence had while decode was measured; `decode.sequence_s` has the cost of as much within it."""
+    rates: list[FittedRate] = []
+    """All of the profile's, and where each is from."""
 
 
 FIT_COLUMNS: Final = [
@@ -53,15 +57,23 @@ FIT_COLUMNS: Final = [
 
 
 def fitted(
-    runs: Sequence[ServeResult], base: HardwareProfile, *, base_name: str, with_drafts: bool
+    runs: Sequence[ServeResult],
+    base: HardwareProfile,
+    *,
+    base_name: str,
+    with_drafts: bool,
+    rates: Mapping[str, Measured] = MappingProxyType({}),
 ) -> FitResult:
-    """Raises ConfigError where the runs are of different models, or do not say all that a profile needs."""
+    """`rates`: by key, of other benchmarks. Raises ConfigError where the runs are of different models, or do not say
+    all that a profile needs.
+    """
     kv = _same_model(runs)
     prefills = [sample for run in runs for sample in _prefill_samples(run)]
     steps = [sample for run in runs for sample in _step_samples(run, with_drafts=with_drafts)]
-    load, of_base = _load_rate(runs, kv), ["bandwidth.network", "ssd", "object"]
-    if not load:
-        of_base.append("bandwidth.load")
+    measured = dict(rates)
+    if load := _load_rate(runs, kv):
+        measured["bandwidth.load"] = Measured(load, "bench serve")
+    of_base = list(not_measured(measured))
     sizes = {name: size for name, size in msgspec.structs.asdict(kv).items() if size}
     of_base += [f"kv.{name}" for name in msgspec.structs.asdict(kv) if name not in sizes]
     profile = msgspec.structs.replace(
@@ -69,7 +81,8 @@ def fitted(
         prefill=fit_prefill([sample for _, sample in prefills]),
         decode=fit_decode([sample for _, sample in steps]),
         kv=msgspec.structs.replace(base.kv, **sizes),
-        bandwidth=msgspec.structs.replace(base.bandwidth, load=load or base.bandwidth.load),
+        bandwidth=msgspec.structs.replace(base.bandwidth, **_of("bandwidth", measured)),
+        ssd=msgspec.structs.replace(base.ssd, **_of("ssd", measured)),
     )
     times = [
         *(_time(what, each.elapsed_s, each.fitted_s(profile.prefill)) for what, each in prefills),
@@ -86,6 +99,7 @@ def fitted(
         base=base_name,
         of_base=of_base,
         decode_context_tokens=max(run.decode_context_tokens for run in runs),
+        rates=rates_of(profile, base_name, measured),
     )
 
 
@@ -96,6 +110,11 @@ def profile_text(result: FitResult) -> str:
         "measured.",
         f"# {len(result.times)} measured times are within {result.most_off:.1%} of this, half of them within "
         f"{result.median_off:.1%}.",
+        *(
+            f"# {rate.what}: by {_one_line(rate.source)}."
+            for rate in result.rates
+            if rate.is_measured and rate.what != "bandwidth.load"
+        ),
         f"# Not measured, but of {_one_line(result.base)}: {', '.join(result.of_base)}.",
     ]
     if result.decode_context_tokens:
@@ -153,6 +172,12 @@ def _load_rate(runs: Sequence[ServeResult], kv: KvSizes) -> float:
     rows = [row for run in runs for row in run.rows if row.load_s > _LEAST_S]
     num_bytes = sum(row.reused_tokens for row in rows) * kv.bytes_per_token
     return num_bytes / sum(row.load_s for row in rows) if num_bytes else 0.0
+
+
+def _of(section: str, measured: Mapping[str, Measured]) -> dict[str, float]:
+    """What was measured of one section, by its own keys."""
+    named = ((what.partition("."), rate) for what, rate in measured.items())
+    return {key: rate.bytes_per_s for (of, _, key), rate in named if of == section}
 
 
 def _time(what: str, measured_s: float, fitted_s: float) -> FittedTime:
