@@ -113,15 +113,15 @@ def predicted_step_s(
 
 
 def pool_load(
-    table: InstanceTable, rows: Rows, tbt_slo_s: float, *, at_s: float, decode_s: float | None
+    table: InstanceTable, rows: Rows, tbt_slo_s: float, *, at_s: float, decode_s: float = np.inf
 ) -> float:
     """Mean of these instances' time between tokens at that time, as a share of the objective; of an empty one 0.
 
-    Only those count whose prefill is over by then. `decode_s`: how long each is taken to decode; None: as predicted.
+    Only those count whose prefill is over by then. `decode_s`: how long each is taken to decode; without one, all that
+    are not known to have ended count: of now that is so, however early they were predicted to end.
     """
     begins_s = table.decode_slots.begins_s[rows]
-    ends_s = table.decode_slots.ends_s[rows] if decode_s is None else begins_s + decode_s
-    is_there = (begins_s <= at_s) & (at_s < ends_s)
+    is_there = (begins_s <= at_s) & (at_s < begins_s + decode_s)
     count = is_there.sum(axis=1)
     context = np.where(is_there, table.decode_slots.context_tokens[rows], 0).sum(axis=1)
     step_s = table.costs(rows).decode_step_s(np.maximum(0, count - 1), context)

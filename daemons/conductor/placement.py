@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from daemons.conductor.admission import admit_decode, admit_prefill
@@ -176,7 +178,9 @@ class _Decision:
         group = choose_pipeline(prompt, queues_s, limits)
         if group is None:
             return alone, ()
-        shared = replace(alone, queue_s=group.queue_s, load_s=0.0, prefill_s=group.work_s)
+        shared = msgspec.structs.replace(
+            alone, queue_s=group.queue_s, load_s=0.0, prefill_s=group.work_s
+        )
         return shared, tuple(table.node(candidates.rows[others[at]]) for at in group.others)
 
     def _admit(
@@ -185,7 +189,7 @@ class _Decision:
         """Raises Overload where the mode of admission refuses it."""
         tuning, workload, now_s = self.tuning, self.cluster.workload, self.now_s
 
-        def load(at_s: float, decode_s: float | None) -> float:
+        def load(at_s: float, decode_s: float = inf) -> float:
             return pool_load(
                 self.table, decode.rows, tuning.objectives.tbt_s, at_s=at_s, decode_s=decode_s
             )
@@ -195,8 +199,8 @@ class _Decision:
             shortest_queue_s=shortest_queue_s,
             tbt_s=tbt_s,
             num_others=int(decode.num_others[decode.chosen]),
-            decode_load_now=lambda: load(now_s, None),
-            decode_load_then=lambda: load(now_s + ttft_s, workload.mean_decode_s or None),
+            decode_load_now=lambda: load(now_s),
+            decode_load_then=lambda: load(now_s + ttft_s, workload.mean_decode_s or inf),
             mean_decode_s=workload.mean_decode_s,
             tenant_share=lambda: self.cluster.tenants.of(self.request.tenant),
             relative_size=self.request.needed_tokens

@@ -283,3 +283,15 @@ def test_what_no_node_could_ever_hold_is_refused_for_good() -> None:
         conductor.place(request(), now_s=0)
     assert error.value.retry_after_ms is None
     assert not isinstance(error.value, Overload)
+
+
+def test_who_decodes_for_longer_than_predicted_is_load_until_it_has_ended() -> None:
+    conductor = Conductor(Tuning(admission="current-load", objectives=Objectives(tbt_s=0.02)))
+    conductor.join(InstanceDescription(NodeId("p"), "prefill", HostId("h"), "m", b""))
+    conductor.join(InstanceDescription(NodeId("d"), "decode", HostId("h"), "m", b""))
+    first = request("first")
+    conductor.account(conductor.place(first, now_s=0.0), first, now_s=0.0)
+    with pytest.raises(Overload, match="decode nodes are at"):
+        conductor.place(request("second"), now_s=100.0)
+    conductor.finish(first.request_id, now_s=101.0)
+    conductor.place(request("second"), now_s=102.0)

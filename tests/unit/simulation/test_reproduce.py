@@ -9,7 +9,8 @@ from daemons.simulation.capacity import hit_fraction
 from daemons.simulation.disaggregated import DisaggregatedCluster, DisaggregatedPlan
 from daemons.simulation.hardware import DEFAULT, find_profile
 from daemons.simulation.long_context import RATES, traffic
-from daemons.simulation.published import SPLIT_EFFECTIVE, SPLIT_MEAN_TTFT_S
+from daemons.simulation.overload import Rejections
+from daemons.simulation.published import REJECTED, SPLIT_EFFECTIVE, SPLIT_MEAN_TTFT_S
 from daemons.simulation.reproduce import FIGURES, Comparison
 from daemons.simulation.trace import BLOCK_TOKENS
 from daemons.simulation.workloads import WorkloadPlan, generate
@@ -58,6 +59,30 @@ def test_a_decode_node_refuses_after_the_prefill_and_early_rejection_before_it()
         assert all(sum(n for _, n in o.gaps) == o.output_tokens - 1 for o in served)
     assert wasted["none"] > 0
     assert wasted["current-load"] < wasted["none"]
+
+
+def test_rejections_are_compared_in_pairs_and_prediction_has_to_have_the_fewest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = generate(WorkloadPlan("unrelated", 100, 1.0))
+
+    def verdicts(none: float, current: float, predicted: float) -> dict[str, bool]:
+        shares = iter((none, current, predicted))
+        monkeypatch.setattr(
+            "daemons.simulation.reproduce.rejections", lambda *_: Rejections(next(shares), 0.1)
+        )
+        rows = FIGURES["early-rejection"](asked, find_profile(DEFAULT), lambda _: None)
+        return {row.what: row.is_met for row in rows if row.is_goal}
+
+    as_published = verdicts(*REJECTED.values())
+    assert len(as_published) == 3
+    assert all(as_published.values())
+    assert verdicts(0.18, 0.17, 0.185) == {
+        "prediction rejects the fewest": False,
+        "predicted / current": True,
+        "predicted / none": True,
+    }
+    assert not verdicts(0.18, 0.17, 0.1)["predicted / none"]
 
 
 def test_half_of_each_long_prompt_is_shared() -> None:
