@@ -54,4 +54,4 @@ class ReportReply(Message, frozen=True, kw_only=True):
     """Cleared while the node was away: to be deleted from all its tiers."""
     leased_bytes: int = 0
     pinned_bytes: int = 0
-    """Why there are not enough victims: what readers hold, and hard pins. 0 where there are enough."""
+    """Why there are not enough victims: hard pins, and what readers hold beside them. 0 where there are enough."""

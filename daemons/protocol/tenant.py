@@ -22,7 +22,7 @@ class PoolUsage(Record, frozen=True, kw_only=True):
     used_bytes: int = 0
     leased_bytes: int = 0
     pinned_bytes: int = 0
-    """Hard, and not leased: eviction leaves both alone."""
+    """Hard, leased or not; `leased_bytes` are of the others. Eviction leaves both alone."""
     num_evicted: int = 0
     """Replicas that had to go for the quota since this master began."""
     is_refused: bool = False

@@ -98,11 +98,12 @@ def total(directory: Directory, *, now_s: float) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Bytes in one node's DRAM that eviction leaves alone."""
+    """Bytes in one node's DRAM that eviction leaves alone, each counted once."""
 
     leased_bytes: int
+    """Of blocks that are not pinned hard: a pin mostly outlasts a lease."""
     pinned_bytes: int
-    """Hard pins, of blocks that are not leased."""
+    """Hard."""
 
 
 def held_back(directory: Directory, node: NodeId, *, now_s: float) -> HeldBack:
@@ -117,7 +118,7 @@ def held_back(directory: Directory, node: NodeId, *, now_s: float) -> HeldBack:
     is_leased = directory.leases.until_s.values[blocks] > now_s
     pins = directory.pins.levels(directory.blocks, now_s=now_s)
     is_pinned = np.zeros(len(held), bool) if pins is None else pins[blocks] == HARD
-    return HeldBack(int(lengths[is_leased].sum()), int(lengths[is_pinned & ~is_leased].sum()))
+    return HeldBack(int(lengths[is_leased & ~is_pinned].sum()), int(lengths[is_pinned].sum()))
 
 
 def _live_rows(directory: Directory, node: NodeId | None = None) -> NDArray[np.intp]:

@@ -22,8 +22,9 @@ class TenantHeld:
 
     used_bytes: int = 0
     leased_bytes: int = 0
+    """And not pinned hard."""
     pinned_bytes: int = 0
-    """Hard, and not leased."""
+    """Hard."""
 
 
 def owner_of(kind: BlockKind) -> str:
@@ -44,7 +45,7 @@ def held_by_tenant(directory: Directory, *, now_s: float) -> dict[str, TenantHel
     found: dict[str, TenantHeld] = {}
     columns = [
         np.bincount(kinds, weights=lengths * chosen).tolist()
-        for chosen in (np.ones(len(rows)), is_leased, is_pinned & ~is_leased)
+        for chosen in (np.ones(len(rows)), is_leased & ~is_pinned, is_pinned)
     ]
     for kind_id, (used, leased, pinned) in enumerate(zip(*columns, strict=True)):
         kind = directory.blocks.kinds[kind_id]

@@ -10,6 +10,7 @@ from daemons.protocol.prefix_hash import block_hashes, root_hash
 from daemons.protocol.segment import DataAddress, RegionRef
 from daemons.store.directory.directory import Directory
 from daemons.store.directory.listing import HeldBack, held_back, list_blocks
+from daemons.store.directory.tenant_usage import held_by_tenant
 from daemons.store.eviction.pins import HARD, MAX_PINS, SOFT, HeldPin
 
 NAMESPACE = b"n" * 16
@@ -147,6 +148,8 @@ def test_what_stays_is_counted_by_reason(made: Directory) -> None:
     made.pins.pin([old[3]], HeldPin(HARD, 100.0))
     made.match(new[:2], now_s=3, lease_s=5)
     made.match(old[:1], now_s=3, lease_s=5)
-    assert held_back(made, N0, now_s=4) == HeldBack(3 * LENGTH, 3 * LENGTH)
+    assert held_back(made, N0, now_s=4) == HeldBack(2 * LENGTH, 4 * LENGTH)
+    [held] = held_by_tenant(made, now_s=4).values()
+    assert (held.leased_bytes, held.pinned_bytes) == (2 * LENGTH, 4 * LENGTH)
     assert held_back(made, N1, now_s=4) == HeldBack(0, 0)
     assert held_back(made, NodeId("nobody"), now_s=4) == HeldBack(0, 0)
