@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from kit import preloaded
 
 HERE = Path(__file__).resolve().parent
 
@@ -19,6 +20,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "home")
 # A shell starts what it runs in the background with SIGINT ignored, and children inherit that; tests interrupt theirs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+preloaded.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
