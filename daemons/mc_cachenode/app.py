@@ -44,8 +44,6 @@ from daemons.transfer import contiguous, host_id
 log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.02
-_FRAGMENTED_FRACTION = 0.9
-"""Below what masters take for full."""
 _METRICS_S = 1.0
 _CUT: Final = 1
 """Exit status: systemd starts it again."""
@@ -211,7 +209,7 @@ class CachenodeApp:
                 ),
                 keep=self._keep,
                 on_promoted=self._on_promoted,
-                make_room=lambda length, layers: self._handlers.puts.make_room(length, layers),
+                make_room=lambda *size: self._handlers.puts.make_room(*size),
             )
         )
         return Staging(self.loop, slots, locate=self._locate, grant=self._grant)
@@ -230,7 +228,8 @@ class CachenodeApp:
             pull_timeout_s=config.transfer.timeout_s,
             room_wait_s=config.copy.room_wait_s,
             incarnation=lambda: self._link.incarnation,
-            may_evict=self._may_evict,
+            is_joined=lambda: self._link.is_joined,
+            may_evict=self._is_orphan,
             staging=self._staging,
             segments=self._segments,
             sources=SourceStaging(self.loop, self._peers),
@@ -266,11 +265,6 @@ class CachenodeApp:
             self.loop.call_later(_DRAIN_POLL_S, self._wait_for_puts, deadline_s)
             return
         self._link.leave(self.loop.stop)
-
-    def _may_evict(self) -> bool:
-        """Without a master for too long; or full only in this size class, which no master can see."""
-        used_bytes, capacity_bytes = self._replicas.usage()
-        return self._is_orphan() or used_bytes < _FRAGMENTED_FRACTION * capacity_bytes
 
     def _is_orphan(self) -> bool:
         alone_s = self.loop.clock() - self._link.last_contact_s

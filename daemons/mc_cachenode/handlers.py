@@ -68,8 +68,10 @@ class Parts:
     room_wait_s: float
     incarnation: Callable[[], Incarnation]
     """Of the latest master that this node has joined."""
+    is_joined: Callable[[], bool]
+    """Whether there is a master, which chooses victims."""
     may_evict: Callable[[], bool]
-    """Whether this node chooses victims itself: it has been without a master for too long."""
+    """Whether this node chooses them itself: it has been without a master for too long."""
     staging: Staging
     segments: Segments
     sources: SourceStaging
@@ -99,6 +101,7 @@ class CachenodeHandlers:
                 pull_timeout_s=parts.pull_timeout_s,
                 room_wait_s=parts.room_wait_s,
                 incarnation=parts.incarnation,
+                is_joined=parts.is_joined,
                 may_evict=parts.may_evict,
                 leaves_later=self.leaves_later,
                 locate=parts.locate,
@@ -172,6 +175,7 @@ class CachenodeHandlers:
     def obey(self, reply: ReportReply) -> None:
         """What the master said to a report."""
         self._evict(reply.victims)
+        self._evict(reply.fitting)
         self._delete(reply.unwanted)
 
     def free(self, hashes: Sequence[BlockHash], why: str) -> None:

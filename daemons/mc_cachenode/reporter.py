@@ -21,7 +21,7 @@ from daemons.protocol.block import (
 )
 from daemons.protocol.packed import SealedBlocks
 from daemons.protocol.pin import Pin
-from daemons.protocol.report import Report, ReportReply
+from daemons.protocol.report import Report, ReportReply, Shortage
 from daemons.protocol.segment import SegmentDescription
 from daemons.rpc import Loop
 from daemons.service.master_link import MasterLink
@@ -134,6 +134,10 @@ class Reporter:
         self.segments: Callable[[], list[SegmentDescription]] = list
         """All that are lent."""
         self._tells_segments = False
+        self.short_of: Callable[[], list[Shortage]] = list
+        """What puts wait for; asked for with each report of the first tier."""
+        self.on_fitting: Callable[[list[Shortage], list[BlockHash]], object] = lambda *_: None
+        """Called with what was asked for, and what goes for it."""
         self.leased_bytes = self.pinned_bytes = 0
         """Why the master had no more victims, as it said last."""
 
@@ -176,6 +180,10 @@ class Reporter:
     def refused(self, num_puts: int) -> None:
         self._refused_puts += num_puts
         self._stream.schedule()
+
+    def short(self) -> None:
+        """A put waits for a slot of its size: what goes for it the master is to say."""
+        self.changed()
 
     def refresh(self) -> None:
         """Tell how full tiers are where that changed without a block coming or going, and that the last one is open."""
@@ -261,6 +269,7 @@ class Reporter:
             segments=segments,
             is_announcing=any(p.announcing or p.is_unknown for p in self._pending.values()),
             is_opening=self._is_opening,
+            short_of=self.short_of() if tier == self._first else [],
         )
 
     def _is_opening_told(self) -> bool:
@@ -281,3 +290,5 @@ class Reporter:
         if report.tier == "dram":
             self.leased_bytes, self.pinned_bytes = reply.leased_bytes, reply.pinned_bytes
         self._obey(reply)
+        if report.short_of:
+            self.on_fitting(report.short_of, reply.fitting)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from daemons.core.errors import ProtocolError
 from daemons.core.ids import NodeId
 from daemons.protocol.node import Join, ModelDescription, NodeDescription
-from daemons.protocol.report import Report
+from daemons.protocol.prefix_hash import HASH_BYTES
+from daemons.protocol.report import Report, Shortage
 from daemons.protocol.request import Schedule
 from daemons.protocol.segment import MAX_SEGMENT_NUMBER, SegmentDescription
 from daemons.store.directory.names import MAX_INCARNATION
@@ -59,6 +60,16 @@ def check_report(report: Report) -> None:
         raise ProtocolError(f"node {report.node} reads {report.read_bytes_per_s} bytes a second")
     if not 0 <= report.refused_puts <= MAX_SEQUENCE:
         raise ProtocolError(f"node {report.node} refused {report.refused_puts} puts")
+    for shortage in report.short_of:
+        _check_shortage(report.node, shortage)
+
+
+def _check_shortage(node: NodeId, shortage: Shortage) -> None:
+    num_slots, slot_bytes = shortage.num_slots, shortage.slot_bytes
+    if not 0 < slot_bytes <= MAX_NODE_BYTES or not 0 < num_slots <= MAX_NODE_BYTES // slot_bytes:
+        raise ProtocolError(f"node {node} is short of {num_slots} slots of {slot_bytes} bytes")
+    if any(len(each) != HASH_BYTES for slab in shortage.slabs for each in slab):
+        raise ProtocolError(f"node {node} names blocks by something else than {HASH_BYTES} bytes")
 
 
 def check_schedule(message: Schedule) -> None:

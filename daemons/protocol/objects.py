@@ -4,6 +4,7 @@ An object is the block under the name's key (name_hash.py). A large one has a ma
 blocks of their own.
 """
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -14,10 +15,22 @@ from daemons.protocol.block import BlockLocation
 from daemons.protocol.request import PutTarget
 from daemons.protocol.segment import RegionGrant
 
-NameState = Literal["absent", "present", "unreachable", "rebuilding"]
-"""Absent only where it is sure: unreachable objects are on nodes that are suspect, dead or away; a master that is
-rebuilding its directory has not heard of all yet."""
-NAME_STATES: tuple[NameState, ...] = ("absent", "present", "unreachable", "rebuilding")
+
+class NameState(StrEnum):
+    """Absent only where it is sure: unreachable objects are on nodes that are suspect, dead or away; a master that is
+    rebuilding its directory has not heard of all yet. True only where it is present.
+    """
+
+    ABSENT = "absent"
+    PRESENT = "present"
+    UNREACHABLE = "unreachable"
+    REBUILDING = "rebuilding"
+
+    def __bool__(self) -> bool:
+        return self is NameState.PRESENT
+
+
+NAME_STATES: tuple[NameState, ...] = tuple(NameState)
 """In a reply one byte a name, the index in here."""
 
 ReserveStatus = Literal["reserved", "sealed", "being_written", "unreachable", "rebuilding", "lost"]

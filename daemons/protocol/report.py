@@ -10,6 +10,16 @@ from daemons.protocol.pin import Pin
 from daemons.protocol.segment import SegmentDescription
 
 
+class Shortage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has no slot for though it is not full: its memory is cut into slots of one size a slab."""
+
+    slot_bytes: int
+    num_slots: int
+    """Of this size, that are to be free."""
+    slabs: list[list[BlockHash]] = msgspec.field(default_factory=list)
+    """Of slots of other sizes, all that lies in each: where all of one may go, its memory serves any size again."""
+
+
 class Report(Message, frozen=True, kw_only=True):
     """Cache node to master, batched: what was sealed and freed in a tier since the last one, and how full that is. An
     instance reports the tier device alone: names of blocks in its KV arena, without a place and not to be counted on.
@@ -41,6 +51,8 @@ class Report(Message, frozen=True, kw_only=True):
     """More of what was here before the announcement began is to come."""
     segments: list[SegmentDescription] = msgspec.field(default_factory=list)
     """All that the node lends in DRAM, when that has changed since it joined or said it last; else empty."""
+    short_of: list[Shortage] = msgspec.field(default_factory=list)
+    """Of the tier DRAM alone."""
     is_opening: bool = False
     """What lies in one of its tiers is not known or not told yet: an object store that has not answered."""
 
@@ -49,6 +61,8 @@ class ReportReply(Message, frozen=True, kw_only=True):
     """`victims`: blocks to free in DRAM now, chosen by the master; `announce`: start again from nothing."""
 
     victims: list[BlockHash] = msgspec.field(default_factory=list)
+    fitting: list[BlockHash] = msgspec.field(default_factory=list)
+    """As `victims`, for what the node is short of."""
     announce: bool = False
     unwanted: list[BlockHash] = msgspec.field(default_factory=list)
     """Cleared while the node was away: to be deleted from all its tiers."""

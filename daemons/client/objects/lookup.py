@@ -158,7 +158,7 @@ class ObjectLookup:
                 or self._is_overtaken(name, replicas)
                 or (
                     self._needs_grants is not False
-                    and state == "absent"
+                    and state is NameState.ABSENT
                     and self.cache.is_own(name)
                 )
                 for name, state, replicas in zip(names, states, reply.replicas, strict=True)
@@ -190,9 +190,9 @@ class ObjectLookup:
                 found = Found(places[index], reply.value_bytes[index], until_s)
                 self.cache.put(name, found)
                 results.append(found)
-            elif states[index] in ("absent", "present"):
+            elif states[index] in (NameState.ABSENT, NameState.PRESENT):
                 results.append(None)  # present, and just being evicted
-            elif states[index] == "unreachable":
+            elif states[index] is NameState.UNREACHABLE:
                 results.append(Unavailable(f"{name!r} is held by nodes that are away"))
             else:
                 results.append(

@@ -187,7 +187,7 @@ class Store:
     # -- names ---------------------------------------------------------------------------------------------------
 
     def exists(self, name: Name) -> NameState:
-        """absent is sure; unreachable: only nodes that are suspect or away hold it."""
+        """True where it is present. Absent is sure; unreachable: only nodes that are suspect or away hold it."""
         return self.exists_many([name])[0]
 
     def exists_many(self, names: Sequence[Name]) -> list[NameState]:

@@ -137,10 +137,10 @@ class ObjectVerbs:
             message = ExistNames(namespace=self.namespace, names=part)
             states += (yield from self._ask(message, ExistNamesReply)).states
         if states.count(1) == len(states):
-            return ["present"] * len(states)
+            return [NameState.PRESENT] * len(states)
         is_own = self._cache.is_own
         return [
-            NAME_STATES[state] if state or not is_own(name) else "present"
+            NAME_STATES[state] if state or not is_own(name) else NameState.PRESENT
             for name, state in zip(packed, states, strict=True)
         ]
 

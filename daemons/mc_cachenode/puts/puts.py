@@ -20,6 +20,7 @@ from daemons.mc_cachenode.puts.making_room import is_of_same_put, make_room
 from daemons.mc_cachenode.puts.pull import PullOutcome, PullTask, pull
 from daemons.mc_cachenode.puts.pull_near import are_small, pull_near
 from daemons.mc_cachenode.puts.refusal import check_given_out, payload_bytes, refusal
+from daemons.mc_cachenode.puts.shortages import Shortages
 from daemons.mc_cachenode.replica import VERSION, Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
@@ -27,7 +28,7 @@ from daemons.protocol.block import BlockLocation, Put, PutBlock, PutReply, PutSt
 from daemons.protocol.tenant import tenant_of
 from daemons.rpc import Call, Loop, Timer
 from daemons.store.segment.copy_workers import CopyWorkers
-from daemons.store.segment.seal import BadSeal
+from daemons.store.segment.seal import BadSeal, trailer_length
 from daemons.transfer import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ _MAX_WAITING_BLOCKS: Final = 4096
 _JOB_BYTES: Final = 8 * MIB
 """A put is split into jobs of about this much, so that workers share it and sources take turns."""
 _RETRY_AFTER_MS: Final = 50
+_ASK_AGAIN_S: Final = 0.1
 _ANSWER_EARLY_S: Final = 0.1
 """So that a refusal still arrives before the asker gives up."""
 
@@ -79,8 +81,10 @@ class PutParts:
     """How long a put waits for room; 0: not at all."""
     incarnation: Callable[[], Incarnation]
     """Of the latest master that this node has joined."""
+    is_joined: Callable[[], bool]
+    """Whether there is a master, which chooses victims."""
     may_evict: Callable[[], bool]
-    """Whether this node chooses victims itself: it has been without a master for too long."""
+    """Whether this node chooses them itself: it has been without a master for too long."""
     leaves_later: Callable[[Replica], bool]
     """Whether a victim of ours is written to a lower tier first, and freed then."""
     locate: Callable[[Replica], BlockLocation]
@@ -100,11 +104,14 @@ class Puts:
         self._answers: OrderedDict[PutId, PutReply] = OrderedDict()
         self._waiting: OrderedDict[PutId, _Session] = OrderedDict()
         """Those that came first get room first."""
-        self._is_retrying = False
+        self._is_retrying = self._is_polling = False
         self._counters = {each: parts.metrics.put_blocks.labels(each) for each in _STATUSES}
         self.is_draining = False
         self.refused: dict[str, str] = {}
         """Tenants above their pool quota, and why nothing of theirs makes room."""
+        self._shortages = Shortages(parts.replicas)
+        parts.reporter.short_of = self._shortages.take
+        parts.reporter.on_fitting = self._shortages.on_answer
         parts.replicas.on_room = self._on_room
 
     @property
@@ -195,25 +202,32 @@ class Puts:
         )
 
     def _allocate(self, block: PutBlock) -> Replica:
-        """Raises Exhausted when nothing is free and no victim is ours to choose."""
-        replicas, length = self._parts.replicas, payload_bytes(block)
+        """Raises Exhausted when nothing is free yet."""
+        parts, replicas, length = self._parts, self._parts.replicas, payload_bytes(block)
         version = block.version or VERSION
         try:
             return replicas.begin(block.meta, length, block.num_layers, version=version)
         except Exhausted:
-            if not self._parts.may_evict():
+            stays = partial(is_of_same_put, block.meta, block.version)
+            may_choose = parts.is_joined() or parts.may_evict()
+            if not (may_choose and self.make_room(length, block.num_layers, stays)):
                 raise
-        self.make_room(length, block.num_layers, partial(is_of_same_put, block.meta, block.version))
         return replicas.begin(block.meta, length, block.num_layers, version=version)
 
     def make_room(
         self, length: int, num_layers: int, stays: Callable[[Replica], bool] = lambda _: False
-    ) -> None:
-        """This node's own choice. What a lower tier takes first leaves a little later."""
+    ) -> bool:
+        """Whether any block went at once: without a master it is this node's own choice. Else the master is asked."""
         parts = self._parts
-        for freed in make_room(parts.replicas, length, num_layers, parts.leaves_later, stays):
-            parts.reporter.freed(freed)
+        if parts.is_joined():
+            if self._shortages.want(length + trailer_length(num_layers)):
+                parts.reporter.short()
+            return False
+        freed = make_room(parts.replicas, length, num_layers, parts.leaves_later, stays)
+        for block_hash in freed:
+            parts.reporter.freed(block_hash)
             parts.metrics.freed_blocks.labels("own").inc()
+        return bool(freed)
 
     def _compare(self, block: PutBlock, existing: Replica) -> PutStatus | None:
         """None: what was here is damaged and gone, put it again; or it is an older version."""
@@ -258,6 +272,18 @@ class Puts:
             return
         self._waiting[session.put.put_id] = session
         session.timer = self._parts.loop.call_later(wait_s, self._give_up, session)
+        self._poll_later()
+
+    def _poll_later(self) -> None:
+        """What may go changes without anybody saying so: leases end."""
+        if self._waiting and not self._is_polling:
+            self._is_polling = True
+            self._parts.loop.call_later(_ASK_AGAIN_S, self._poll)
+
+    def _poll(self) -> None:
+        self._is_polling = False
+        self._on_room()
+        self._poll_later()
 
     def _give_up(self, session: _Session) -> None:
         """What still waits is refused; its result says so already."""

@@ -95,11 +95,13 @@ class Reports:
         member.used_bytes = report.used_bytes
         member.capacity_bytes = report.capacity_bytes
         victims = self.victims.of(member)
+        fitting = self.victims.fitting(member, report.short_of)
         if report.refused_puts and not victims:
             self.victims.look_at_refusal(member)
         held = self.victims.held_back(report.node)
         return ReportReply(
             victims=victims,
+            fitting=fitting,
             unwanted=unwanted,
             leased_bytes=held.leased_bytes,
             pinned_bytes=held.pinned_bytes,

@@ -1,11 +1,12 @@
 """Which blocks a node that fills up is told to free, and what it keeps that may not go."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from daemons.conductor.membership import Member
 from daemons.core.ids import BlockHash, NodeId
 from daemons.mc_master.state import MasterState
+from daemons.protocol.report import Shortage
 from daemons.store.directory import listing
 
 MAX_VICTIMS: Final = 4096
@@ -42,6 +43,20 @@ class Victims:
                 if hashes:
                     yield member, hashes
 
+    def fitting(self, member: Member, shortages: Sequence[Shortage]) -> list[BlockHash]:
+        """For puts that wait for a slot in a node that is not full; none under leases of an earlier master, either."""
+        state = self._state
+        if self._is_too_young():
+            return []
+        node, now_s = member.node.node, state.now_s()
+        hashes: list[BlockHash] = []
+        for shortage in shortages:
+            room = MAX_VICTIMS - len(hashes)
+            hashes += state.directory.fitting_victims(node, shortage, now_s=now_s, max_blocks=room)
+        if shortages and not hashes:
+            self.look_at_refusal(member)
+        return hashes
+
     def of(self, member: Member) -> list[BlockHash]:
         """From the high watermark down to the low one; none while leases of an earlier master may still run."""
         state = self._state
@@ -53,8 +68,7 @@ class Victims:
             member.is_evicting = False
             self._held_back.pop(member.node.node, None)
         now_s = state.now_s()
-        is_too_young = state.incarnation > 1 and now_s < state.started_s + pool.lease_s
-        if not member.is_evicting or is_too_young or now_s < member.next_eviction_s:
+        if not member.is_evicting or self._is_too_young() or now_s < member.next_eviction_s:
             return []
         hashes = state.directory.victims(
             member.node.node, surplus, now_s=now_s, max_blocks=MAX_VICTIMS
@@ -66,3 +80,8 @@ class Victims:
             held = listing.held_back(state.directory, member.node.node, now_s=now_s)
             self._held_back[member.node.node] = held
         return hashes
+
+    def _is_too_young(self) -> bool:
+        """Readers may hold leases that an earlier master gave."""
+        state = self._state
+        return state.incarnation > 1 and state.now_s() < state.started_s + state.config.pool.lease_s

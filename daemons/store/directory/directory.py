@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.protocol.block import Tier
+from daemons.protocol.report import Shortage
 from daemons.protocol.segment import RegionRef
 from daemons.store.directory.columns import NO_ROW
 from daemons.store.directory.invariants import check_tables
@@ -218,6 +219,16 @@ class Directory:
         if number is None:
             return []
         rows = self.choice.name(number, num_bytes, now_s=now_s, max_blocks=max_blocks)
+        return self.blocks.hashes_of(self.replicas.block.values[rows])
+
+    def fitting_victims(
+        self, node: NodeId, shortage: Shortage, *, now_s: float, max_blocks: int
+    ) -> list[BlockHash]:
+        """As `victims`, for a node that has room, but no slot of the size that a put waits for."""
+        number = self.slots.by_place.get((node, "dram"))
+        if number is None:
+            return []
+        rows = self.choice.name_fitting(number, shortage, now_s=now_s, max_blocks=max_blocks)
         return self.blocks.hashes_of(self.replicas.block.values[rows])
 
     def coldest(

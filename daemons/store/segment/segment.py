@@ -61,6 +61,18 @@ class SlabAllocator:
         """What an allocation of `length` takes."""
         return slot_bytes(length)
 
+    def slab_of(self, offset: int) -> int:
+        """Its number."""
+        return offset // self.slab_bytes
+
+    def slot_bytes_of(self, slab: int) -> int:
+        """0 where it is free for any size."""
+        return self._slabs[slab].slot_bytes
+
+    def num_used_in(self, slab: int) -> int:
+        """Slots."""
+        return self._slabs[slab].num_used
+
     def is_same_class(self, length: int, other: int) -> bool:
         return self.slot_bytes(length) == self.slot_bytes(other)
 
@@ -83,7 +95,7 @@ class SlabAllocator:
     def free(self, offset: int) -> None:
         length = self._length_by_offset.pop(offset, None)
         assert length is not None, f"offset {offset} is not allocated"
-        index = offset // self.slab_bytes
+        index = self.slab_of(offset)
         slab = self._slabs[index]
         slab.num_used -= 1
         self.used_bytes -= slab.slot_bytes
