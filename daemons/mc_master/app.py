@@ -28,7 +28,7 @@ from daemons.mc_master.tenants.quota_file import QuotaFile
 from daemons.protocol.base import Message
 from daemons.protocol.lookup import Match
 from daemons.protocol.node import HelloReply, NodeDescription
-from daemons.rpc import AllowedList, Call, Loop, Publisher, Server
+from daemons.rpc import AllowedList, Background, Call, Loop, Publisher, Server
 from daemons.service.daemon import software_version
 from daemons.service.identity import data_secret, open_identity
 from daemons.service.metrics import MetricsServer, count_refusals
@@ -39,9 +39,7 @@ from daemons.transfer import host_id
 
 log = logging.getLogger(__name__)
 
-SWEEP_INTERVAL_S = 0.02
-REPLICATE_INTERVAL_S = 0.02
-HEAT_INTERVAL_S = 0.1
+HEAT_INTERVAL_S = 0.25
 EXIT_STEPPED_DOWN = 7
 """A master of a higher incarnation lived; systemd starts this one again, above it."""
 
@@ -94,9 +92,11 @@ class MasterApp:
         self._reported_lookups = (0, 0, 0)
         self.loop.on_stall = self._handlers.on_stall
         self.loop.every(config.membership.beat_interval_s, self._tick)
-        self.loop.every(SWEEP_INTERVAL_S, self._handlers.blocks.sweep)
+        sweeping = Background(self.loop, self._handlers.blocks.sweep)
+        self._handlers.membership.on_gone.append(lambda _: sweeping.wake())
         self.loop.every(ADOPT_INTERVAL_S, self._handlers.adopting.run_once)
-        self.loop.every(REPLICATE_INTERVAL_S, self._handlers.replicating.run_once)
+        replicating = self._handlers.replicating
+        replicating.on_work = Background(self.loop, replicating.run_once).wake
         self.loop.every(HEAT_INTERVAL_S, self._handlers.heat.run_once)
 
     @property

@@ -1,5 +1,6 @@
 """How processes talk: one loop per thread, servers, channels, events. ZeroMQ lives here and nowhere else."""
 
+from daemons.rpc.background import Background
 from daemons.rpc.client import Channel, Pending
 from daemons.rpc.embedded import Embedded
 from daemons.rpc.events import Published, Publisher, Subscriber, event_or_none
@@ -10,6 +11,7 @@ from daemons.rpc.sync_client import SyncClient
 
 __all__ = [
     "AllowedList",
+    "Background",
     "Call",
     "Channel",
     "Embedded",

@@ -23,10 +23,10 @@ from daemons.rpc.keys import Identity
 
 log = logging.getLogger(__name__)
 
-_MAX_WAIT_S = 0.25
+_MAX_WAIT_S = 0.5
 """The loop looks at its clock at least this often; a longer gap means the process was stopped or starved."""
 
-_STALL_S = 4 * _MAX_WAIT_S
+_STALL_S = 2 * _MAX_WAIT_S
 _MAX_CANCELLED = 64
 _JUST_NOW_S = 0.001
 

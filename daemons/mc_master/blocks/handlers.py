@@ -102,15 +102,16 @@ class BlockHandlers:
         for member, hashes in self.reports.victims.of_silent():
             self._state.out.notify(member, FreeBlocks(hashes=hashes))
 
-    def sweep(self) -> None:
-        """A bounded piece of cleaning up after nodes that are gone."""
+    def sweep(self) -> bool:
+        """A bounded piece of cleaning up after nodes that are gone; whether more is left."""
         state = self._state
         end_s = state.now_s() + SWEEP_S
         while gone := state.directory.sweep(SWEEP_ROWS):
             for place, hashes in gone.items():
                 self._removals.tell(place, hashes, "node_left")
             if state.now_s() >= end_s:
-                return
+                break
+        return state.directory.is_sweeping
 
     def close(self) -> None:
         self._clearing.close()

@@ -6,7 +6,7 @@ The rules are in conductor/replication.py; nothing here waits.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -67,6 +67,8 @@ class Replicating:
         """The last one of a copy of what a draining node holds."""
         self._next_scan_s = 0.0
         self._scan: CountPass | None = None
+        self.on_work: Callable[[], object] = lambda: None
+        """Called when there is something to do that should not wait."""
 
     @property
     def is_in_use(self) -> bool:
@@ -99,6 +101,7 @@ class Replicating:
         """Make what copies it lacks, as soon as nodes can take them."""
         if len(self._fresh) < MAX_WAITING:
             self._fresh[block_hash] = prefer
+            self.on_work()
 
     def drop_surplus(self, hashes: Sequence[BlockHash]) -> set[BlockHash]:
         """Have replicas freed that these have beyond what they should; those that still have some afterwards."""
@@ -157,8 +160,8 @@ class Replicating:
 
     # -- what is done about it ---------------------------------------------------------------------------------------
 
-    def run_once(self) -> None:
-        """A bounded piece; called often."""
+    def run_once(self) -> bool:
+        """A bounded piece; whether there is more to do."""
         state = self._state
         now_s = state.now_s()
         self.copies.expire()
@@ -167,7 +170,7 @@ class Replicating:
         if self._scan is not None or self.is_in_use or is_draining:
             self._look_around(now_s)
         if not (self._fresh or self._repairs or len(self.moving)):
-            return
+            return self._scan is not None
         nodes = self.copies.nodes()
         self.moving.run_once(nodes)
         pool = state.config.pool
@@ -175,6 +178,7 @@ class Replicating:
         full = pool.low_watermark - FULL_FOR_REPAIR
         self._work_on(self._repairs, nodes, full=full, is_paced=True)
         self.copies.send()
+        return True
 
     def _give_up_absent(self, now_s: float) -> None:
         for node, away in list(self.copies.away.items()):

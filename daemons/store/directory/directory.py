@@ -95,6 +95,11 @@ class Directory:
         """Whether any node has a tier below DRAM."""
         return any(tier != "dram" for _, tier in self.slots.by_place)
 
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether rows of dropped nodes are left."""
+        return any(slot.is_swept for _, slot in self.slots)
+
     def has_tier(self, node: NodeId, tier: Tier) -> bool:
         return (node, tier) in self.slots.by_place
 
