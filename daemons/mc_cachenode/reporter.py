@@ -1,7 +1,7 @@
 """Tells the master what was sealed and freed in each tier, batched; everything again when a master starts from nothing.
 
-A report is of one tier; the lower tier comes first, so what moves down is never reported as gone before it is reported
-as there. What waits is bounded by what the tiers hold: names, not events.
+A report is of one tier, and tiers take turns, or one that always has news would silence the others. What moves down is
+never reported as gone before it is reported as there. What waits is bounded by what the tiers hold: names, not events.
 """
 
 import time
@@ -29,6 +29,9 @@ from daemons.service.report_stream import ReportStream
 
 MAX_BLOCKS = 2000
 """Per report: a hundred of them announce the largest segment, and none delays the loop for long."""
+
+_MAX_LOOKED_AT = 4 * MAX_BLOCKS
+"""Frees, for those that may be told: a lower tier is seldom far behind."""
 
 _MAX_PENDING_FREED = 100_000
 """Without a master frees are forgotten beyond this: the next one gets a whole announcement anyway."""
@@ -84,10 +87,18 @@ class _Pending:
         self.announcing = deque(self.source.hashes())
         self.is_unknown = True
 
-    def take(self) -> tuple[list[BlockHash], list[tuple[BlockHash, bool]]]:
-        """The next that are sealed, and freed."""
+    def is_to_tell(self, block_hash: BlockHash) -> bool:
+        """Whether the master may not have heard that it is here."""
+        return bool(self.announcing) or block_hash in self.sealed
+
+    def take(
+        self, lower: Sequence["_Pending"]
+    ) -> tuple[list[BlockHash], list[tuple[BlockHash, bool]]]:
+        """The next that are sealed, and freed. What a lower tier has to tell of first goes later."""
         self.is_unknown = False
-        gone = list(islice(self.freed.items(), MAX_BLOCKS))
+        oldest = islice(self.freed.items(), _MAX_LOOKED_AT)
+        may_go = (each for each in oldest if not any(p.is_to_tell(each[0]) for p in lower))
+        gone = list(islice(may_go, MAX_BLOCKS))
         for block_hash, _ in gone:
             del self.freed[block_hash]
         hashes = [self.announcing.popleft() for _ in range(min(MAX_BLOCKS, len(self.announcing)))]
@@ -114,7 +125,7 @@ class Reporter:
     ) -> None:
         self._pending = {each.tier: _Pending(each) for each in tiers}
         """The fastest tier first."""
-        self._first = next(iter(self._pending))
+        self._first = self._last = next(iter(self._pending))
         self._name = name
         self._obey = obey
         self._link: MasterLink | None = None
@@ -221,10 +232,13 @@ class Reporter:
         self._is_first = self._tells_segments = True
 
     def _next_tier(self) -> Tier:
-        """An announcement begins with the first; else the lowest that has something to tell."""
+        """An announcement begins with the first; else the next that has something to tell, upwards from the lowest."""
         if self._is_first:
             return self._first
-        return next((tier for tier in reversed(self._pending) if self._pending[tier]), self._first)
+        upwards = list(reversed(self._pending))
+        turn = upwards.index(self._last) + 1
+        tiers = upwards[turn:] + upwards[:turn]
+        return next((tier for tier in tiers if self._pending[tier]), self._first)
 
     def changed(self) -> None:
         """Something that is told beside blocks."""
@@ -233,11 +247,12 @@ class Reporter:
 
     def next_report(self, sequence: int) -> Report:
         """Of one tier, with what is told beside blocks."""
-        tier = self._next_tier()
+        tier = self._last = self._next_tier()
         pending = self._pending[tier]
+        all_pending = list(self._pending.values())
         source = pending.source
         source.flush()
-        hashes, gone = pending.take()
+        hashes, gone = pending.take(lower=all_pending[all_pending.index(pending) + 1 :])
         if tier == self._first:
             self._unheard.update(hashes)
         dead = list(islice(self._dead.values(), MAX_BLOCKS))

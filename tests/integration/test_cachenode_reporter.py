@@ -1,7 +1,7 @@
 """The cache node's reports against a scripted link: order, loss, repetition, announcements."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from daemons.core.ids import BlockHash, Epoch, Incarnation, NodeId
 from daemons.mc_cachenode import reporter as module
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
-from daemons.protocol.block import BlockMeta
+from daemons.protocol.block import BlockMeta, DeadName, SealedBlock, Tombstone
 from daemons.protocol.report import Report, ReportReply
 from daemons.rpc import Loop
 from daemons.store.segment.segment import Segment
@@ -37,15 +37,21 @@ class ScriptedLink:
         self.callbacks.pop(0)(reply)
 
 
+def meta_of(block_hash: BlockHash) -> BlockMeta:
+    return BlockMeta(
+        hash=block_hash, parent=block_hash, namespace=b"", depth=0, num_tokens=1, model="m"
+    )
+
+
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, *lower: "Below") -> None:
         self.clock = ManualClock()
         self.loop = Loop(self.clock)
         self.replicas = ReplicaTable(Segment.create(8 << 20))
         self.victims: list[BlockHash] = []
         self.reporter = Reporter(
             self.loop,
-            [self.replicas],
+            [self.replicas, *lower],
             (NodeId("n"), Epoch(3)),
             0.005,
             lambda reply: self.victims.extend(reply.victims),
@@ -61,10 +67,7 @@ class Bench:
         return self.seal_again(BlockHash(os.urandom(16)))
 
     def seal_again(self, block_hash: BlockHash) -> BlockHash:
-        meta = BlockMeta(
-            hash=block_hash, parent=block_hash, namespace=b"", depth=0, num_tokens=1, model="m"
-        )
-        self.replicas.seal(self.replicas.begin(meta, 100, 1), 7)
+        self.replicas.seal(self.replicas.begin(meta_of(block_hash), 100, 1), 7)
         self.reporter.sealed(block_hash)
         return block_hash
 
@@ -279,3 +282,84 @@ def test_what_is_announced_was_not_freed_and_sealed_again_meanwhile(
             told.pop(block_hash, None)
         told |= dict.fromkeys(sealed_in(report))
     assert list(told) == [hashes[0], hashes[1], hashes[4]]
+
+
+class Below:
+    """An SSD of names alone."""
+
+    tier = "ssd"
+
+    def hashes(self) -> list[BlockHash]:
+        return []
+
+    def report(self, hashes: Iterable[BlockHash]) -> list[SealedBlock]:
+        return [
+            SealedBlock(
+                meta=meta_of(each),
+                offset=0,
+                length=100,
+                trailer_bytes=8,
+                version=1,
+                seal_checksum=1,
+                num_layers=1,
+            )
+            for each in hashes
+        ]
+
+    def usage(self) -> tuple[int, int]:
+        return 0, 1 << 30
+
+    def read_bytes_per_s(self) -> int:
+        return 0
+
+    def flush(self) -> None:
+        return
+
+    def tombstones(self) -> list[Tombstone]:
+        return []
+
+    def dead_names(self) -> list[DeadName]:
+        return []
+
+
+@pytest.fixture
+def tiered() -> Iterator[Bench]:
+    made = Bench(Below())
+    yield made
+    made.loop.close()
+
+
+def test_a_tier_that_always_has_news_silences_none(tiered: Bench) -> None:
+    """Every report of the SSD finds more that was written since."""
+    tiered.join()
+    waiting = tiered.seal()
+    for _ in range(6):
+        tiered.reporter.sealed(BlockHash(os.urandom(16)), "ssd")
+        tiered.link.answer(ReportReply())
+        tiered.pass_time(0.006)
+    told = [report.tier for report in tiered.link.sent]
+    assert told.count("ssd") >= 2
+    assert waiting in [each for report in tiered.link.sent[:4] for each in sealed_in(report)]
+
+
+def test_what_moves_down_is_told_as_there_before_it_is_told_as_gone(
+    tiered: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BLOCKS", 2)
+    tiered.join()
+    moved = [tiered.seal() for _ in range(5)]
+    for block_hash in moved:
+        tiered.reporter.sealed(block_hash, "ssd")
+        tiered.free(block_hash)
+    while tiered.link.callbacks:
+        tiered.link.answer(ReportReply())
+        tiered.pass_time(0.006)
+    below: set[BlockHash] = set()
+    gone: list[BlockHash] = []
+    for report in tiered.link.sent:
+        if report.tier == "ssd":
+            below.update(sealed_in(report))
+        assert below.issuperset(report.freed)
+        gone += report.freed
+    assert gone == moved
+    assert tiered.reporter.is_idle
