@@ -83,7 +83,9 @@ class Loop:
         self._counter = itertools.count()
         self._posted: deque[Callable[[], object]] = deque()
         self._stopped = False
-        self._last_turn_s = clock()
+        self._last_turn_s = self._turn_began_s = clock()
+        self._last_took_s = 0.0
+        """The turn before this one, where that was as long as a stall: it may have been one, in the middle."""
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._event_fd, zmq.POLLIN)
         self._sockets: set[zmq.Socket[bytes]] = set()
@@ -158,6 +160,9 @@ class Loop:
         gap_s = now_s - self._last_turn_s
         self.stall_s = gap_s if gap_s > _STALL_S else 0.0
         self._tell_stall(gap_s)
+        took_s = self._last_turn_s - self._turn_began_s
+        self._last_took_s = took_s if took_s > _STALL_S else 0.0
+        self._turn_began_s = now_s
         self.turn += 1
         for socket, _ in ready:
             if socket == self._event_fd:
@@ -171,6 +176,14 @@ class Loop:
         self._tell_stall(self.clock() - now_s)
         self._run_timers()
         self._last_turn_s = self.clock()
+
+    @property
+    def stalled_s(self) -> float:
+        """So long what is heard now may have waited while this process did not run: before this turn, in it, or in the
+        last one. 0 where it kept time.
+        """
+        in_turn_s = self.clock() - self._turn_began_s
+        return max(self.stall_s, self._last_took_s, in_turn_s if in_turn_s > _STALL_S else 0.0)
 
     @property
     def next_due_s(self) -> float:

@@ -188,7 +188,7 @@ class Server:
 
     def _on_readable(self) -> None:
         # After a stall all that is queued is judged by the stall, so all of it is read in this turn.
-        num_left = _MAX_BATCH if not self.loop.stall_s else 100 * _MAX_BATCH
+        num_left = _MAX_BATCH if not self.loop.stalled_s else 100 * _MAX_BATCH
         outbox, is_waiting = self._outbox, True
         try:
             while is_waiting and num_left:
@@ -228,7 +228,7 @@ class Server:
             self.send(peer, Header(Kind.REPLY, header.request_id), to_failure(error))
             return
         call = Call(self, peer, header, message, owner)
-        if self.loop.stall_s * 1000 > header.deadline_ms:
+        if self.loop.stalled_s * 1000 > header.deadline_ms:
             # It waited while this process was stopped: whoever sent it has given up.
             self.num_stale += 1
             call.fail(

@@ -86,6 +86,25 @@ def test_a_stall_in_the_middle_of_a_turn_is_told_before_what_runs_next(
     assert ran[5:] == []
 
 
+def test_what_is_heard_after_a_stall_in_a_turn_may_have_waited_so_long(
+    loop: Loop, clock: ManualClock
+) -> None:
+    seen: list[float] = []
+
+    def stopped() -> None:
+        seen.append(loop.stalled_s)
+        clock.advance(5)
+        seen.append(loop.stalled_s)
+
+    loop.call_soon_threadsafe(stopped)
+    loop.run_once(0)
+    loop.call_soon_threadsafe(lambda: seen.append(loop.stalled_s))
+    loop.run_once(0)
+    loop.call_soon_threadsafe(lambda: seen.append(loop.stalled_s))
+    loop.run_once(0)
+    assert seen == [0, 5, 5, 0]
+
+
 def test_a_failing_callback_ends_nothing_else(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     ran: list[int] = []
     loop.call_later(0, lambda: 1 // 0)

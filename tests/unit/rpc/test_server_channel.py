@@ -397,6 +397,43 @@ def test_requests_that_waited_through_a_stall_are_refused_as_stale() -> None:
     loop.close()
 
 
+def test_requests_that_waited_while_one_before_them_was_stopped_are_stale_too() -> None:
+    """The process was stopped in the middle of answering: what it hears next waited as long."""
+    clock = ManualClock(10.0)
+    loop = Loop(clock)
+    ran: list[int] = []
+
+    def answer(call: Call) -> None:
+        ran.append(call.incarnation)
+        if len(ran) == 1:
+            clock.advance(3)
+
+    server = Server(loop, "tcp://127.0.0.1:*", hello, answer)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(server.endpoint)
+    loop.run_once(0)
+    for request_id, deadline_ms in ((1, 2000), (2, 2000), (3, 60_000)):
+        dealer.send_multipart(
+            [header(deadline_ms=deadline_ms, incarnation=request_id), encode(CacheStat())]
+        )
+    time.sleep(0.3)  # real time for the bytes to arrive; the loop's clock stands still
+    loop.run_once(100)
+    dealer.send_multipart([header(deadline_ms=2000, incarnation=4), encode(CacheStat())])
+    time.sleep(0.3)
+    loop.run_once(100)
+    assert ran == [1, 3]
+    assert server.num_stale == 2
+    dealer.send_multipart([header(deadline_ms=2000, incarnation=5), encode(CacheStat())])
+    time.sleep(0.3)
+    loop.run_once(100)
+    assert ran == [1, 3, 5], "the stall is over"
+    dealer.close(0)
+    context.term()
+    server.close()
+    loop.close()
+
+
 SERVER = """
 from daemons.core.ids import Incarnation, NodeId
 from daemons.protocol.base import Ok
