@@ -2,12 +2,17 @@
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
+from daemons.client.objects.cache import ObjectCache
 from daemons.client.objects.parts import Item
 from daemons.client.objects.steps import Steps, ask_patiently
 from daemons.core.errors import McError, Unavailable
 from daemons.core.ids import BlockHash
 from daemons.protocol.replication import MAX_AWAITED, AwaitReplicas, AwaitReplicasReply
+
+_HEARD_S: Final = 2.0
+_HEARD_AT_ONCE: Final = 1000
 
 
 def await_sealed(items: Sequence[Item], min_sealed: int, *, deadline_s: float) -> Steps[None]:
@@ -52,3 +57,20 @@ def _ask(
     left_s = max(0.05, deadline_s - time.monotonic())
     reply = yield from ask_patiently(message, AwaitReplicasReply, left_s)
     return dict(zip(hashes, reply.counts, strict=False))
+
+
+def await_heard(cache: ObjectCache, names: Sequence[bytes] | None, timeout_s: float) -> Steps[None]:
+    """Until the master knows of our own puts of these names, or of all: nodes report a moment after they sealed.
+
+    Nobody waits longer than that for one that is gone again, or whose node went with its report.
+    """
+    waiting = cache.unheard(names)
+    versions, deadline_s = {each.key: each.version for each in waiting}, time.monotonic() + _HEARD_S
+    hashes = list(versions)
+    for start in range(0, len(hashes), _HEARD_AT_ONCE):
+        part = hashes[start : start + _HEARD_AT_ONCE]
+        try:
+            yield from _ask(part, versions, 1, min(deadline_s, time.monotonic() + timeout_s))
+        except McError:
+            return  # whoever asks the master next hears why
+    cache.heard(waiting)

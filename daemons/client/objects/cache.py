@@ -6,16 +6,19 @@ since does not verify; and entries end with their lease, so that the master hear
 
 import threading
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from daemons.client.objects.reader import Place
+from daemons.core.ids import BlockHash, NodeId
 
 _MAX_NAMES: Final = 65_536
 _REPORT_S: Final = 1.0
 _FLOOR_S: Final = 60.0
 """Until a node that was away since it sealed a put of ours is taken to be lost, with what only it had."""
-_LIST_WAIT_S: Final = 0.05
+_UNHEARD_S: Final = 10.0
+"""A node's report may take so long on a host that is short of everything; what it seldom takes is a hundredth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,15 @@ class Found:
     """By index, those that were looked up."""
 
 
+class Unheard(NamedTuple):
+    """A put of our own."""
+
+    put_s: float
+    node: NodeId
+    key: BlockHash
+    version: int
+
+
 class ObjectCache:
     """By name, of one namespace. Thread safe by single operations on a dict."""
 
@@ -37,7 +49,8 @@ class ObjectCache:
         self._found: dict[bytes, Found] = {}
         self._own: dict[bytes, tuple[float, int]] = {}
         """When we put it, and as which version."""
-        self._last_own_s = 0.0
+        self._unheard: dict[bytes, Unheard] = {}
+        """Until the master is known to have heard of it; the oldest is the first."""
         self._lock = threading.Lock()
 
     def get(self, name: bytes) -> Found | None:
@@ -67,17 +80,22 @@ class ObjectCache:
         with self._lock:
             self._found.pop(name, None)
             self._own.pop(name, None)
+            self._unheard.pop(name, None)
 
     def put_own(self, name: bytes, found: Found) -> None:
         """Of a put of our own, said to be cached: for a moment the master does not know it yet."""
-        now_s = time.monotonic()
+        now_s, at = time.monotonic(), found.places[0].location
         with self._lock:
             self._put(name, found)
-            self._own.pop(name, None)  # to the end: the oldest is the first
-            self._own[name] = now_s, found.places[0].location.version
-            self._last_own_s = now_s
-            if len(self._own) > _MAX_NAMES:
-                del self._own[next(iter(self._own))]
+            entries: list[tuple[dict[bytes, Any], Any]] = [
+                (self._own, (now_s, at.version)),
+                (self._unheard, Unheard(now_s, at.node, at.hash, at.version)),
+            ]
+            for known, entry in entries:
+                known.pop(name, None)  # to the end: the oldest is the first
+                known[name] = entry
+                if len(known) > _MAX_NAMES:
+                    del known[next(iter(known))]
 
     def is_own(self, name: bytes) -> bool:
         """Whether it was put so lately that the master's word on it means nothing."""
@@ -89,8 +107,26 @@ class ObjectCache:
         own = self._own.get(name)
         return own[1] if own is not None and time.monotonic() - own[0] < _FLOOR_S else 0
 
-    @property
-    def unreported_s(self) -> float:
-        """Until the master knows of all puts of our own, as far as waiting for the nodes' reports can tell."""
-        left_s = self._last_own_s + _LIST_WAIT_S - time.monotonic()
-        return max(0.0, min(_LIST_WAIT_S, left_s))
+    def unheard(self, names: Collection[bytes] | None) -> list[Unheard]:
+        """What we put lately and the master may not have heard of: of these names, or of each node the newest.
+
+        A node reports in the order in which it seals.
+        """
+        since_s = time.monotonic() - _UNHEARD_S
+        with self._lock:
+            known = self._unheard
+            while known and next(iter(known.values())).put_s < since_s:
+                del known[next(iter(known))]
+            if names is not None:
+                return [known[name] for name in names if name in known]
+            return list({each.node: each for each in known.values()}.values())
+
+    def heard(self, told: Sequence[Unheard]) -> None:
+        """The master has, so it has of all that was put there before."""
+        until_s = {each.node: each.put_s for each in told}
+        with self._lock:
+            self._unheard = {
+                name: each
+                for name, each in self._unheard.items()
+                if each.put_s > until_s.get(each.node, 0.0)
+            }

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from daemons.client.objects.await_sealed import await_sealed
+from daemons.client.objects.await_sealed import await_heard, await_sealed
 from daemons.client.objects.cache import Found
 from daemons.client.objects.fetch import ObjectFetch, Value
 from daemons.client.objects.format import Kind, ValueType, as_name, pairs_of, type_of
@@ -13,7 +13,6 @@ from daemons.client.objects.lookup import ObjectLookup
 from daemons.client.objects.parts import Item
 from daemons.client.objects.source import SourceMemory
 from daemons.client.objects.steps import (
-    Pause,
     ReplyType,
     Steps,
     ask_master,
@@ -157,7 +156,7 @@ class ObjectVerbs:
 
     def stat(self, names: Sequence[Name]) -> Steps[list[ObjectStat | McError | None]]:
         packed = names_of(names)
-        yield Pause(self._cache.unreported_s)
+        yield from self._await_heard(packed)
         found = yield from self._lookup.find(packed, self.timeout_s, is_fresh=True)
         return (
             yield from work(
@@ -171,7 +170,7 @@ class ObjectVerbs:
     def blocks_of(self, name: Name) -> Steps[Sequence[BlockHash]]:
         """Raises NotFound."""
         packed = as_name(name)
-        yield Pause(self._cache.unreported_s)
+        yield from self._await_heard([packed])
         [found] = yield from self._lookup.find([packed], self.timeout_s, is_fresh=True)
         if isinstance(found, McError):
             raise found
@@ -204,11 +203,14 @@ class ObjectVerbs:
     def page(self, prefix: bytes, cursor: int) -> Steps[ListNamesReply]:
         """Some of the names that begin so."""
         if not cursor:
-            yield Pause(self._cache.unreported_s)
+            yield from self._await_heard(None)
         message = ListNames(
             namespace=self.namespace, prefix=prefix, cursor=cursor, limit=_PAGE_NAMES
         )
         return (yield from self._ask(message, ListNamesReply))
+
+    def _await_heard(self, names: Sequence[bytes] | None) -> Steps[None]:
+        return await_heard(self._cache, names, self.timeout_s)
 
     def _ask(self, message: Message, reply_type: type[ReplyType]) -> Steps[ReplyType]:
         return ask_patiently(message, reply_type, self.timeout_s)
