@@ -26,6 +26,8 @@ from daemons.rpc.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
+_WAY_S, _WAY_SHARE, _LONGEST_WAY_S = 0.05, 0.2, 1.0
+"""What of a request's time is left for its answer's way: a fifth, within bounds."""
 _MAX_BATCH = 256
 """Requests handled before the loop looks at its timers and other sockets again."""
 
@@ -36,6 +38,7 @@ class Call:
     __slots__ = (
         "_request_id",
         "_server",
+        "answer_by_s",
         "deadline_s",
         "incarnation",
         "is_done",
@@ -59,7 +62,10 @@ class Call:
         self.message = message
         self.owner = owner
         """Of the key that it came with; None where there are no keys."""
-        self.deadline_s = server.loop.clock() + header.deadline_ms / 1000
+        given_s = header.deadline_ms / 1000
+        self.deadline_s = server.loop.clock() + given_s
+        self.answer_by_s = self.deadline_s - min(_LONGEST_WAY_S, max(_WAY_S, _WAY_SHARE * given_s))
+        """So that what is said at the last moment still arrives before the asker gives up."""
         self.incarnation = header.incarnation
         self.is_done = False
         self.on_gone: Callable[[], object] | None = None

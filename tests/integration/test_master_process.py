@@ -559,7 +559,7 @@ def test_clear_says_what_is_left_when_a_node_does_not_answer(
     cache.seal(chain(3))
     wait_blocks(client, loop, 3)
     cache.obeys = False
-    reply = client.request(ClearBlocks(filter=BlockFilter()), timeout_s=1.0)
+    reply = client.request(ClearBlocks(filter=BlockFilter()), timeout_s=4.0)
     assert reply == ClearBlocksReply(num_cleared=0, num_left=3)
 
 
@@ -829,7 +829,7 @@ def test_silent_node_is_suspect_then_dead_and_joins_again(
     cache.seal(chain(4))
     wait_blocks(client, loop, 4)
     seen: set[str] = set()
-    deadline_s = time.monotonic() + 8
+    deadline_s = time.monotonic() + 30
     while "dead" not in seen and time.monotonic() < deadline_s:  # its loop does not turn
         reply = client.request(ListNodes())
         assert isinstance(reply, ListNodesReply)

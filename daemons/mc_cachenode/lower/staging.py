@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 MAX_STAGES: Final = 4096
 """Holders at a time."""
 _MAX_HOLD_S: Final = 600.0
-_ANSWER_EARLY_S: Final = 0.05
-"""So that what is there still arrives before the asker gives up."""
 _POLL_S: Final = 0.05
 
 
@@ -92,7 +90,7 @@ class Staging:
             self._answer(request)
             return
         self._poll_later()
-        left_s = call.deadline_s - self._loop.clock() - _ANSWER_EARLY_S
+        left_s = call.answer_by_s - self._loop.clock()
         request.timer = self._loop.call_later(max(0.0, left_s), self._answer, request)
 
     def stage_ahead(self, hashes: Sequence[BlockHash], hold_s: float) -> None:

@@ -40,8 +40,6 @@ _JOB_BYTES: Final = 8 * MIB
 """A put is split into jobs of about this much, so that workers share it and sources take turns."""
 _RETRY_AFTER_MS: Final = 50
 _ASK_AGAIN_S: Final = 0.1
-_ANSWER_EARLY_S: Final = 0.1
-"""So that a refusal still arrives before the asker gives up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -265,7 +263,7 @@ class Puts:
         slab_bytes = self._parts.replicas.segments.slab_bytes
         blocks = [session.put.blocks[index] for index in session.waiting]
         may_fit = all(payload_bytes(block) <= slab_bytes for block in blocks)
-        left_s = call.deadline_s - self._parts.loop.clock() - _ANSWER_EARLY_S
+        left_s = call.answer_by_s - self._parts.loop.clock()
         wait_s = min(self._parts.room_wait_s, left_s)
         if wait_s <= 0 or not may_fit or num_waiting + len(blocks) > _MAX_WAITING_BLOCKS:
             session.waiting = []

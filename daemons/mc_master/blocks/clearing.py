@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 MAX_CLEARS = 16
 NOTICE_BLOCKS = 4096
-ANSWER_EARLY_S = 0.2
-"""So that the answer with what is left still arrives before the asker gives up."""
 _COMPUTED_S = 3600.0
 """No prompt is computed for longer."""
 _SKEW_S = 1.0
@@ -71,7 +69,7 @@ class Clearing:
         if not clear.lengths:
             self._finish(clear)
             return
-        left_s = call.deadline_s - state.now_s() - ANSWER_EARLY_S
+        left_s = call.answer_by_s - state.now_s()
         clear.timer = state.loop.call_later(max(0.05, left_s), self._finish, clear)
 
     @property

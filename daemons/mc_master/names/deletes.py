@@ -12,8 +12,6 @@ from daemons.protocol.objects import DeleteNamesReply
 from daemons.rpc import Call, Timer
 
 MAX_DELETES: Final = 64
-ANSWER_EARLY_S: Final = 0.2
-"""So that the answer still arrives before the asker gives up."""
 _LEAST_WAIT_S: Final = 0.05
 _ENOUGH_LOGS: Final = 2
 """Nodes that have logged a delete while others could not: it survives the loss of one."""
@@ -52,7 +50,7 @@ class Deletes:
         if not delete.left:
             self._finish(delete)
             return
-        left_s = delete.call.deadline_s - self._state.now_s() - ANSWER_EARLY_S
+        left_s = delete.call.answer_by_s - self._state.now_s()
         delete.timer = self._state.loop.call_later(max(_LEAST_WAIT_S, left_s), self._finish, delete)
 
     def confirm(self, node: NodeId, dead: Iterable[DeadName]) -> None:

@@ -6,7 +6,6 @@ from typing import Final
 
 from daemons.core.errors import Exhausted, NotFound, ProtocolError
 from daemons.core.ids import BlockHash
-from daemons.mc_master.blocks.clearing import ANSWER_EARLY_S
 from daemons.mc_master.replicas.copies import domain_of
 from daemons.mc_master.state import MasterState
 from daemons.protocol.access import namespaces_of
@@ -50,7 +49,7 @@ class Awaiting:
             return
         self._awaits[waiting] = None
         self._hurry()
-        left_s = call.deadline_s - self._state.now_s() - ANSWER_EARLY_S
+        left_s = call.answer_by_s - self._state.now_s()
         waiting.timer = self._state.loop.call_later(max(0.0, left_s), self._answer, waiting)
 
     def _check_own(self, call: Call, message: AwaitReplicas) -> None:

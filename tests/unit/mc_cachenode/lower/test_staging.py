@@ -66,6 +66,7 @@ class Asker:
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        self.answer_by_s = deadline_s - 0.05
         self.owner = None
         self.replies: list[StageReply] = []
 

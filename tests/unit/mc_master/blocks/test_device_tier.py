@@ -72,6 +72,7 @@ class Call:
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        self.answer_by_s = deadline_s - 0.05
         self.replies: list[ClearBlocksReply] = []
 
     def reply(self, reply: ClearBlocksReply) -> None:

@@ -24,6 +24,7 @@ class Asked:
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        self.answer_by_s = deadline_s - 0.05
         self.said: list[DeleteNamesReply | McError] = []
 
     def reply(self, reply: DeleteNamesReply) -> None:
