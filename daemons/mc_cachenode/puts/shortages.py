@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.mc_cachenode.replica import Replica
 from daemons.mc_cachenode.replicas import ReplicaTable
@@ -29,6 +30,9 @@ _ASK_AGAIN_S: Final = 0.1
 _LEAVING_S: Final = 1.0
 """For victims that a lower tier takes first."""
 
+_Slab = tuple[Segment, int, int]
+"""Segment, number, size of slots."""
+
 
 @dataclass(slots=True)
 class _Asked:
@@ -47,6 +51,8 @@ class Shortages:
         """Slots, by their size."""
         self._asked: dict[int, _Asked] = {}
         self._scanned_s = float("-inf")
+        self._found: dict[_Slab, list[BlockHash]] = {}
+        """What was found then."""
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
@@ -61,7 +67,8 @@ class Shortages:
         return True
 
     def take(self) -> list[Shortage]:
-        """For the report that is made now."""
+        """For the report that is made now: of what there is still no slot for."""
+        self._wanted = {s: num for s, num in self._wanted.items() if not self._has_slot(s)}
         sizes = list(islice(self._wanted, _MAX_SIZES))
         now_s = time.monotonic()
         slabs = self._oldest_slabs(now_s) if sizes else {}
@@ -81,6 +88,14 @@ class Shortages:
             if shortage.slot_bytes in self._asked:
                 self._asked[shortage.slot_bytes].victims = list(victims)
 
+    def _has_slot(self, size: int) -> bool:
+        try:
+            segment, offset = self._replicas.segments.allocate(size)
+        except Exhausted:
+            return False
+        segment.free(offset)
+        return True
+
     def _may_ask(self, size: int) -> bool:
         asked = self._asked.get(size)
         if asked is None:
@@ -99,12 +114,13 @@ class Shortages:
         replica = self._replicas.get(block_hash)
         return replica is not None and replica.state == "sealed"
 
-    def _oldest_slabs(self, now_s: float) -> dict[tuple[Segment, int, int], list[BlockHash]]:
-        """By segment, number and size of slots; of slabs in which nothing is written, held or younger."""
+    def _oldest_slabs(self, now_s: float) -> dict[_Slab, list[BlockHash]]:
+        """Of slabs in which nothing is written, held or younger."""
         if now_s - self._scanned_s < _SCAN_AGAIN_S:
-            return {}
+            # Where one came or went since, it is not said; the next scan sees it.
+            return {k: v for k, v in self._found.items() if len(v) == k[0].slots.num_used_in(k[1])}
         self._scanned_s = now_s
-        by_slab: dict[tuple[Segment, int, int], list[Replica]] = defaultdict(list)
+        by_slab: dict[_Slab, list[Replica]] = defaultdict(list)
         for replica in islice(self._replicas.sealed(), _MAX_SCANNED):
             segment, is_replaced = replica.segment, self._replicas.is_replaced(replica.meta.hash)
             if not (segment.is_leaving or replica.num_holds or is_replaced):
@@ -115,4 +131,5 @@ class Shortages:
             for slab, found in by_slab.items()
             if len(found) == slab[0].slots.num_used_in(slab[1])
         )
-        return dict(islice(whole, _MAX_SLABS))
+        self._found = dict(islice(whole, _MAX_SLABS))
+        return self._found

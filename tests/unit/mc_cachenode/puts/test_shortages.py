@@ -1,9 +1,11 @@
 """What a node says it is short of, how often, and which slabs it offers."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 
+from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash
 from daemons.mc_cachenode.puts import shortages as module
 from daemons.mc_cachenode.puts.shortages import Shortages
@@ -53,7 +55,20 @@ def seal(replicas: ReplicaTable, number: int, pages: int) -> Replica:
     return made
 
 
+def fill(replicas: ReplicaTable) -> None:
+    """Every slab that is free, by something that is being written."""
+    pages = replicas.segments.slab_bytes // PAGE
+    for number in itertools.count(1000):
+        key = hash_of(number)
+        meta = BlockMeta(hash=key, parent=key, namespace=b"n", depth=0, num_tokens=1, model="m")
+        try:
+            replicas.begin(meta, pages * PAGE - 256, NUM_LAYERS)
+        except Exhausted:
+            return
+
+
 def test_a_size_is_asked_for_once_with_some_to_spare(clock: Clock, replicas: ReplicaTable) -> None:
+    fill(replicas)
     shortages = Shortages(replicas)
     assert not shortages.take()
     assert shortages.want(3 * PAGE - 10)
@@ -71,14 +86,17 @@ def test_a_size_is_asked_for_once_with_some_to_spare(clock: Clock, replicas: Rep
 
 def test_of_small_slots_a_part_of_a_slab_is_asked_for() -> None:
     segment = Segment.create(64 * PAGE, slab_bytes=64 * PAGE)
-    shortages = Shortages(ReplicaTable(segment))
+    replicas = ReplicaTable(segment)
+    fill(replicas)
+    shortages = Shortages(replicas)
     shortages.want(PAGE)
     assert [each.num_slots for each in shortages.take()] == [8]
     segment.close()
 
 
 def test_it_is_asked_again_once_the_victims_have_left(clock: Clock, replicas: ReplicaTable) -> None:
-    seal(replicas, 1, 2)
+    seal(replicas, 1, 8)
+    fill(replicas)
     shortages = Shortages(replicas)
     shortages.want(2 * PAGE)
     shortages.on_answer(shortages.take(), [hash_of(1)])
@@ -93,12 +111,24 @@ def test_it_is_asked_again_once_the_victims_have_left(clock: Clock, replicas: Re
 def test_victims_that_do_not_leave_are_waited_for_a_while(
     clock: Clock, replicas: ReplicaTable
 ) -> None:
-    seal(replicas, 1, 2)
+    seal(replicas, 1, 8)
+    fill(replicas)
     shortages = Shortages(replicas)
     shortages.want(2 * PAGE)
     shortages.on_answer(shortages.take(), [hash_of(1)])
     clock.now_s += 1.1
     assert shortages.want(2 * PAGE)
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_has_found_room_meanwhile_is_not_asked_for(replicas: ReplicaTable) -> None:
+    seal(replicas, 1, 8)
+    fill(replicas)
+    shortages = Shortages(replicas)
+    shortages.want(2 * PAGE)
+    replicas.free(hash_of(1))
+    assert shortages.take() == []
+    assert not shortages
 
 
 @pytest.mark.usefixtures("clock")
@@ -126,3 +156,25 @@ def test_a_slab_of_which_a_block_is_held_or_replaced_is_not_offered(replicas: Re
     shortages = Shortages(replicas)
     shortages.want(3 * PAGE)
     assert [each.slabs for each in shortages.take()] == [[]]
+
+
+def test_slabs_are_looked_for_at_times_and_offered_while_they_are_whole(
+    clock: Clock, replicas: ReplicaTable
+) -> None:
+    seal(replicas, 0, 1)
+    seal(replicas, 1, 1)
+    fill(replicas)
+    shortages = Shortages(replicas)
+
+    def offered() -> list[list[BlockHash]]:
+        clock.now_s += 0.11
+        assert shortages.want(4 * PAGE)
+        (asked,) = shortages.take()
+        shortages.on_answer([asked], [])
+        return asked.slabs
+
+    assert offered() == [[hash_of(0), hash_of(1)]]
+    assert offered() == [[hash_of(0), hash_of(1)]]
+    seal(replicas, 2, 1)
+    assert offered() == [], "it is not whole any more, as it was found"
+    assert offered() == [[hash_of(0), hash_of(1), hash_of(2)]], "it was looked for again"
