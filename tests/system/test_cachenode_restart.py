@@ -220,6 +220,8 @@ def test_full_node_killed_while_it_reuses_slots_serves_no_wrong_byte(pool: Pool,
     rng = random.Random(seed)
     first = 0
     for _ in range(4):
+        pool.put(range(first, first + 32))  # on a slow machine none is done before the kill
+        first += 32
         kill = threading.Timer(rng.uniform(0.1, 0.5), pool.node.process.kill)
         kill.start()
         try:
