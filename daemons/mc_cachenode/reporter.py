@@ -192,10 +192,6 @@ class Reporter:
         self._refused_puts += num_puts
         self._stream.schedule()
 
-    def short(self) -> None:
-        """A put waits for a slot of its size: what goes for it the master is to say."""
-        self.changed()
-
     def refresh(self) -> None:
         """Tell how full tiers are where that changed without a block coming or going, and that the last one is open."""
         if self._is_opening and self.knows_all():

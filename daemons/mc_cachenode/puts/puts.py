@@ -219,7 +219,7 @@ class Puts:
         parts = self._parts
         if parts.is_joined():
             if self._shortages.want(length + trailer_length(num_layers)):
-                parts.reporter.short()
+                parts.reporter.changed()
             return False
         freed = make_room(parts.replicas, length, num_layers, parts.leaves_later, stays)
         for block_hash in freed:
