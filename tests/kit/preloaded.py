@@ -4,7 +4,8 @@ What a test gets is what `subprocess.Popen` gives: a process of its own, a child
 signals, environment and exit status. Only the half second of imports is gone, several on a machine on which touching
 memory is slow; thousands of processes start. `PRELOADED=0` in the environment starts Python each time.
 
-`python -m kit.preloaded FD ENGINE` serves one test process: a JSON object and three open files in, a pid out.
+`python -m kit.preloaded FD ENGINE PAD` serves one test process: a JSON object and three open files in, a pid out. The
+words over PAD, as others see them, are those of the process that is asked for.
 """
 
 import atexit
@@ -34,9 +35,12 @@ _TIED: Final = "mcctl.cluster.die_with_parent"
 _READ_AT_START: Final = ("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "GLIBC_", "MALLOC_", "PYTHON", "LD_")
 """Variables that libraries or Python look at when they are loaded: others may come later."""
 _MAX_MESSAGE: Final = 1 << 17
+_MAX_COMMAND: Final = 1 << 12
 _IMPORTS_S: Final = 120.0
 _EXIT_NOT_FLUSHED: Final = 120
 """Python's own."""
+_ARG_START: Final = 45
+"""Of the fields of /proc/PID/stat after the command's name; the next one is its end: proc_pid_stat(5)."""
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PLAIN: Final[dict[str, Any]] = {
@@ -67,10 +71,10 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
         start = super()._execute_child  # type: ignore[misc]  # there is no other place between pipes and process
         how = inspect.signature(start).bind(*args).arguments
         job = _job_of(how)
-        if job is None:
+        env = os.environ if how["env"] is None else how["env"]
+        if job is None or env.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
             start(*args)
             return
-        env = os.environ if how["env"] is None else how["env"]
         given = (how["p2cread"], how["c2pwrite"], how["errwrite"])
         fds = [own if fd == -1 else fd for own, fd in enumerate(given)]
         self.pid = _server_for(job["module"], env).start(job | {"env": dict(env)}, fds)
@@ -124,9 +128,16 @@ class _Server:
     def __init__(self, env: dict[str, str], *, has_engine: bool) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([str(_TESTS), *filter(None, [env.get("PYTHONPATH")])])
+        words = [
+            "-m",
+            "kit.preloaded",
+            str(other.fileno()),
+            str(int(has_engine)),
+            "-" * _MAX_COMMAND,
+        ]
         others = {k: v for k, v in os.environ.items() if not k.startswith(_READ_AT_START)}
         self._process = _executed(
-            [sys.executable, "-m", "kit.preloaded", str(other.fileno()), str(int(has_engine))],
+            [sys.executable, *words],
             pass_fds=[other.fileno()],
             env=others | env | {"PYTHONPATH": path},
             cwd="/",
@@ -203,6 +214,7 @@ def _become(job: dict[str, Any], fds: list[int]) -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != job["parent"]:
             os._exit(1)
+    _show_command([sys.executable, "-m", job["module"], *job["arguments"]])
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
@@ -211,8 +223,17 @@ def _become(job: dict[str, Any], fds: list[int]) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
 
 
+def _show_command(words: list[str]) -> None:
+    """As what others see of this process, over the words that the server was started with."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ARG_START]), int(fields[_ARG_START + 1])
+    shown = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, shown, len(shown))
+
+
 def main() -> None:
-    fd, has_engine = map(int, sys.argv[1:])
+    fd, has_engine = map(int, sys.argv[1:3])
     for name in (*_IMPORTED, *([_ENGINE] if has_engine else [])):
         importlib.import_module(name)
     gc.collect()
