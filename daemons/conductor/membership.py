@@ -19,6 +19,9 @@ KEEP_DEAD_TICKS = 1200
 TRUSTED_TICKS = 10
 """One reader with a bad link must not keep a healthy node suspect."""
 
+MAX_FORGIVEN_TICKS = 12
+"""Of one silence: who never speaks again is dead at last, however often the master itself is held up."""
+
 Change = Literal["suspect", "alive", "dead", "forgotten"]
 
 
@@ -32,6 +35,8 @@ class Member:
     peer: bytes
     state: NodeState = "alive"
     missed_beats: int = 0
+    forgiven_ticks: int = 0
+    """Since it was heard last."""
     load: InstanceLoad | None = None
     used_bytes: int = 0
     capacity_bytes: int = 0
@@ -141,7 +146,7 @@ class Membership:
             raise Unavailable(f"node {node} {why}; join again", retry_after_ms=0)
         member.peer = peer
         member.heard_s = now_s
-        member.missed_beats = 0
+        member.missed_beats = member.forgiven_ticks = 0
         if member.state == "suspect":
             member.state = "alive"
             member.trusted_ticks = TRUSTED_TICKS
@@ -186,9 +191,10 @@ class Membership:
         return changes
 
     def forgive(self) -> None:
-        """We did not listen ourselves: nobody has missed anything."""
+        """We did not listen ourselves: nobody has missed anything, but who was silent for MAX_FORGIVEN_TICKS of it."""
         for member in self:
-            if member.state != "dead":
+            if member.state != "dead" and member.forgiven_ticks < MAX_FORGIVEN_TICKS:
+                member.forgiven_ticks += 1
                 member.missed_beats = 0
 
 

@@ -42,7 +42,7 @@ class ReplicatedPool:
             f"node.events=tcp://127.0.0.1:{free_port()}",
             "node.metrics=",
             f"node.state_dir={directory / 'state'}",
-            "membership.beat_interval_s=0.1",
+            "membership.beat_interval_s=0.25",
             "pool.rebuild_delay_s=1",
             # Replicas are counted here: none for heat, and nothing moves by itself.
             "pool.hot_uses=0",

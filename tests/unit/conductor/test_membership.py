@@ -3,7 +3,7 @@
 import pytest
 
 from daemons.conductor import membership
-from daemons.conductor.membership import Membership
+from daemons.conductor.membership import MAX_FORGIVEN_TICKS, Membership
 from daemons.core.errors import Conflict, Exhausted, Unavailable
 from daemons.core.ids import Epoch, HostId, NodeId
 from daemons.protocol.node import NodeDescription
@@ -93,6 +93,24 @@ def test_forgiving_restarts_the_count() -> None:
     changes(members, 2)
     members.forgive()
     assert changes(members, 2) == []
+
+
+def test_who_never_speaks_again_is_dead_at_last_however_often_the_master_is_held_up() -> None:
+    members = joined()
+    seen = []
+    for _ in range(MAX_FORGIVEN_TICKS + 7):
+        members.forgive()
+        seen += changes(members, 1)
+    assert seen == ["suspect", "dead"]
+
+
+def test_who_speaks_in_between_is_forgiven_each_time() -> None:
+    members = joined()
+    for _ in range(MAX_FORGIVEN_TICKS):
+        for _ in range(4):
+            members.forgive()
+            assert changes(members, 1) == []
+        members.hear(N0, 1, peer=b"p", now_s=1)
 
 
 def test_another_life_replaces_and_leave_of_the_old_one_does_nothing() -> None:
