@@ -23,6 +23,7 @@ from daemons.rpc.loop import Loop, Timer
 CONNECT_TIMEOUT_S = 0.75
 BEAT_S = 0.5
 MISSED_BEATS = 4
+_LEAST_S = 0.001
 MAX_PENDING = 4096
 _MAX_DEADLINE_S = 86_400
 
@@ -279,9 +280,10 @@ class Channel:
     def _expire(self, request_id: int, timeout_s: float) -> None:
         pending = self._pending.pop(request_id, None)
         if pending is not None:
-            pending.on_reply(
-                Unavailable(f"{self.endpoint} did not answer within {format_duration(timeout_s)}")
-            )
+            late = f"did not answer within {format_duration(timeout_s)}"
+            if timeout_s < _LEAST_S:
+                late = "could not be asked: no time was left"
+            pending.on_reply(Unavailable(f"{self.endpoint} {late}"))
 
     def _fail_these(self, request_ids: list[int], error: McError) -> None:
         for request_id in request_ids:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit.daemon import SLACK
 
 from daemons.client.node_health import NodeHealth
 from daemons.client.store import BlockReader
@@ -292,7 +293,7 @@ def test_a_silent_node_delays_a_read_by_the_hedge_and_no_more(twins: list[Node])
         began_s = time.monotonic()
         assert read_all(reader, replicas)[0] == NUM_BLOCKS
         next_s = time.monotonic() - began_s
-    assert 0.05 < first_s < 0.5, "the goal is 0.25 s on a quiet machine"
+    assert 0.05 < first_s < 0.5 * SLACK, "the goal is 0.25 s on a quiet machine"
     assert next_s < first_s
     assert told == [NodeId("stopped")]
 

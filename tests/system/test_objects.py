@@ -373,7 +373,7 @@ def test_a_put_that_finds_no_room_gives_back_what_it_took() -> None:
     """Long before its chunks would count as orphans."""
     pool = ObjectPool(1, segment="32MiB", master=("pool.orphan_s=600",))
     try:
-        with Store(pool.endpoint, timeout_s=1.5) as store:
+        with Store(pool.endpoint) as store:
             with pytest.raises(Exhausted, match="no room"):
                 store.put("too large", bytes(30 << 20), timeout_s=1.5)
             value = bytes(24 << 20)

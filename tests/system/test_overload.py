@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from kit.daemon import SLACK
 from kit.models import make_tiny_model
 from kit.paced import write_profile
 
@@ -66,6 +67,9 @@ def test_a_rehearsal_takes_its_times_and_reuses_what_the_pool_has(cluster: Local
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    SLACK > 1, reason="it counts answers in time, and this machine is too slow to keep any"
+)
 def test_at_three_times_its_load_a_cluster_serves_as_many_in_time(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from kit.daemon import wait_for
+from kit.daemon import SLACK, wait_for
 from kit.pool import short_directory
 from kit.replicated_pool import TOKENS, ReplicatedPool
 
@@ -134,8 +134,8 @@ def test_a_stopped_node_delays_one_read_and_its_blocks_are_back_when_it_goes_on(
             began_s = time.monotonic()
             assert pool.read(hashes) == len(hashes)
             times.append(time.monotonic() - began_s)
-        assert max(times) < 0.6, "the goal is 0.25 s on a quiet machine"
-        assert sorted(times)[1] < 0.1, "the next ones avoid it"
+        assert max(times) < 0.6 * SLACK, "the goal is 0.25 s on a quiet machine"
+        assert sorted(times)[1] < 0.1 * SLACK, "the next ones avoid it"
         wait_for(lambda: pool.state("n1") == "dead", 20, "n1 dead")
         assert pool.read(alone) == 0
     finally:
@@ -162,8 +162,8 @@ def test_named_values_have_two_replicas_and_a_stopped_node_delays_one_get_of_the
                 times.append(time.monotonic() - began_s)
         finally:
             pool.nodes[holder].send(signal.SIGCONT)
-        assert max(times) < 0.6, "the goal is 0.25 s on a quiet machine"
-        assert sum(times) - max(times) < 1.0, "the others avoid it"
+        assert max(times) < 0.6 * SLACK, "the goal is 0.25 s on a quiet machine"
+        assert sum(times) - max(times) < 1.0 * SLACK, "the others avoid it"
         wait_for(lambda: pool.state(holder) == "alive", 20, "alive again")
         assert [store.get(name) for name in values] == list(values.values())
         store.put("everywhere", b"x" * 20_000, replicas=3)
@@ -185,8 +185,8 @@ def test_a_put_returns_when_it_is_sealed_on_as_many_hosts_as_it_asked_for(
             store.delete(name)
         began_s = time.monotonic()
         with pytest.raises(Unavailable, match="sealed, but on 3 of 4 hosts"):
-            store.put("more than there are", b"x", replicas=4, min_sealed=4, timeout_s=0.6)
-        assert 0.4 < time.monotonic() - began_s < 15
+            store.put("more than there are", b"x", replicas=4, min_sealed=4, timeout_s=1.5)
+        assert 1.0 < time.monotonic() - began_s < 15
         assert store.get("more than there are") == b"x"
         store.delete("more than there are")
         with pytest.raises(Rejected, match="min_sealed"):
