@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from kit import preloaded
+from kit.daemon import SLACK
 
 HERE = Path(__file__).resolve().parent
 
@@ -30,6 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and item.path.parent != HERE / "system":
             raise pytest.UsageError(f"{item.nodeid} is slow: those are in tests/system")
+        given_up = item.get_closest_marker("timeout")
+        if given_up is not None and SLACK > 1:
+            item.add_marker(pytest.mark.timeout(given_up.args[0] * SLACK), append=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -97,7 +97,7 @@ def test_what_frees_an_older_version_comes_late_and_does_not_free_the_newer_one(
         ]
         with stopped(pool, "node-0"), stopped(pool, "node-1"):
             with ClusterClient(pool.endpoint, 5.0) as client:
-                assert client.clear_blocks(old, 0.5).num_cleared == 0, "they hear of it later"
+                assert client.clear_blocks(old, 1.2).num_cleared == 0, "they hear of it later"
             for each in replacing:
                 each.start()
             replacing[0].join(0.3)  # so that they see both at once
