@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.daemon import SLACK
 from kit.models import make_tiny_model
 from kit.paced import write_profile
 
@@ -229,7 +230,7 @@ def test_temporary_cluster_ends_with_its_command(
         f"o = ClusterOptions(model=pathlib.Path(sys.argv[1]), paced={paced!r}, kv_memory='16MiB', segment='32MiB')\n"
         "with LocalCluster.temporary(o) as c:\n"
         "    print(*c.pids.values(), flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(model)], stdout=subprocess.PIPE, text=True, env=home
@@ -241,7 +242,7 @@ def test_temporary_cluster_ends_with_its_command(
         for _ in range(3):  # one who cannot wait leaves nothing behind either
             time.sleep(0.1)
             command.send_signal(signum)
-        command.wait(timeout=30)
+        command.wait(timeout=30 * SLACK)
     if signum != signal.SIGKILL:
         assert not _left(home)
     deadline_s = time.monotonic() + 5
