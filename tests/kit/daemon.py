@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from mcctl.cluster.ports import ReservedPorts
 
@@ -23,12 +23,13 @@ SLACK: Final = float(os.environ.get("TEST_SLACK", "1"))
 """So many times as long may things take here: .ci/run says so of a machine that it measured to be slow."""
 
 
-def wait_for(is_true: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
-    """Fails the test when it takes longer."""
+def wait_for(is_true: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> Any:
+    """What it returned at last. Fails the test when it takes longer."""
     deadline_s = time.monotonic() + timeout_s * SLACK
-    while not is_true():
+    while not (found := is_true()):
         assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
         time.sleep(0.02)
+    return found
 
 
 def free_port() -> int:

@@ -111,8 +111,7 @@ class Pool:
         return httpx.get(f"http://{found.node.metrics}/metrics").text
 
     def lost(self, what: str) -> int:
-        found = self.listed()
-        assert found is not None
+        found = wait_for(self.listed, what="node-a alive")
         pattern = rf'^mc_cachenode_lost_total{{what="{what}"}} (\S+)'
         line = re.search(pattern, self.metrics(found), re.MULTILINE)
         return int(float(line[1])) if line else 0
