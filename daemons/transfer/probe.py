@@ -29,7 +29,7 @@ PROBE_BYTES: Final = 4 * MIB
 PROBE_S: Final = 0.3
 _LATENCY_BYTES: Final = 64
 _MAX_LATENCIES: Final = 1000
-_TIMEOUT_S: Final = 2.0
+_TIMEOUT_S: Final = 4.0
 _NUM_STREAMS: Final = 4
 """Over a network; one thread copies as fast as the memory of one core allows, so `shm` has one."""
 
