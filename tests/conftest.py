@@ -15,7 +15,10 @@ HERE = Path(__file__).resolve().parent
 # How long an example takes says more about the machine than about what is tested. CI draws the same examples each
 # time: a rare one is to be met by who runs the tests at home, not by a change that has nothing to do with it.
 settings.register_profile("home", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+EXAMPLES = round(100 / SLACK)
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, database=None, max_examples=EXAMPLES
+)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 # A shell starts what it runs in the background with SIGINT ignored, and children inherit that; tests interrupt theirs.
