@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from kit.daemon import SLACK
 
 from daemons.client.planning import Planner, Question
 from daemons.core.errors import Exhausted, McError, Unavailable
@@ -93,12 +94,12 @@ def test_few_are_asked_at_a_time_and_the_rest_in_order(bench: Bench) -> None:
 
 
 def test_waiting_behind_others_is_not_the_masters_time() -> None:
-    bench = Bench(timeout_s=2.0)
+    bench = Bench(timeout_s=2.0 * SLACK)
     try:
         outcomes = [bench.ask(number) for number in range(5)]
         for number in range(5):
             bench.wait_for_calls(number + 1)
-            bench.loop.run_until(lambda: False, 0.6)
+            bench.loop.run_until(lambda: False, 0.6 * SLACK)
             bench.calls[number].reply(Ok())
         assert bench.loop.run_until(lambda: all(outcome.replies for outcome in outcomes), WAIT_S)
         assert [outcome.replies for outcome in outcomes] == [[Ok()]] * 5
