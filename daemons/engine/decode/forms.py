@@ -18,7 +18,7 @@ from torch.nn import functional
 from daemons.engine.arena.slots import round_up
 from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.models.config import DecoderConfig
-from daemons.engine.prompt.attention import Attention, Masks, cancelling_probe
+from daemons.engine.prompt.attention import Attention, Masks, Probe, probes
 
 KEY_GRIDS: Final = (64, CHUNK_TOKENS)
 POSITIONS: Final = (1, 2, 4, 8, 16)
@@ -100,10 +100,11 @@ def choose_forms(
     heads, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
     for num_keys in range(KEY_GRIDS[0], PROBE_KEYS + 1, KEY_GRIDS[0]):
         for end in (num_keys - STRADDLE, num_keys):
-            probe = RowProbe(heads, group, config.head_dim, end, like)
-            for number in POSITIONS:
-                if number <= probe.num_rows:
-                    forms[number] = [form for form in forms[number] if probe.passes(form)]
+            for each in probes(config.head_dim, end, like, heads, group):
+                probe = RowProbe(each)
+                for number in POSITIONS:
+                    if number <= probe.num_rows:
+                        forms[number] = [form for form in forms[number] if probe.passes(form)]
     chosen = {number: tried[0] for number, tried in forms.items() if tried}
     return {1: like_a_chunk} | chosen
 
@@ -124,15 +125,15 @@ def _candidates(
 
 
 class RowProbe:
-    """The last rows of `num_keys` open keys, as they come out of their whole chunk; `num_rows` of them."""
+    """The last rows of the probe's keys, as they come out of their whole chunk; `num_rows` of them."""
 
-    def __init__(
-        self, num_kv_heads: int, group: int, head_dim: int, num_keys: int, like: torch.Tensor
-    ) -> None:
+    def __init__(self, probe: Probe) -> None:
+        q, k, v = probe
+        _, num_kv_heads, num_keys, head_dim = k.shape
+        group = q.shape[1] // num_kv_heads
         self._end, chunk_end = num_keys, round_up(num_keys)
-        q, k, v = cancelling_probe(head_dim, num_keys, like, num_kv_heads, group)
         k, v = (functional.pad(x, (0, 0, 0, chunk_end - num_keys), value=1) for x in (k, v))
-        self._masks = Masks(chunk_end, like)
+        self._masks = Masks(chunk_end, k)
         mask = self._masks.rows(chunk_end, CHUNK_TOKENS, chunk_end)
         whole = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         first = chunk_end - num_keys  # a chunk's rows run last position first

@@ -11,7 +11,7 @@ Rows run last position first: the mask of each is then that of the row before it
 a view of a single line of memory serves all, which a cache keeps (5 % of a long prompt).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn import functional
@@ -25,6 +25,8 @@ from daemons.engine.prompt.linear import ROW_BUCKETS
 
 PROBE_CHUNKS = (0, 1, 4)  # keys before the rows, in chunks: the kernel splits keys every 512
 FINE_KEYS = 64  # a power of two below a chunk, and what decode forms try too
+
+Probe = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Attention:
@@ -87,19 +89,19 @@ def try_rows(head_dim: int, like: torch.Tensor) -> tuple[int, ...]:
     good = set(ROW_BUCKETS)
     for chunks in PROBE_CHUNKS:
         num_keys = (chunks + 1) * CHUNK_TOKENS
-        q, k, v = cancelling_probe(head_dim, num_keys, like)
         mask = masks.rows(num_keys, CHUNK_TOKENS, num_keys)
-        expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        good = {
-            rows
-            for rows in good
-            if torch.equal(
-                functional.scaled_dot_product_attention(
-                    q[:, :, :rows], k, v, attn_mask=mask[:rows]
-                ),
-                expected[:, :, :rows],
-            )
-        }
+        for q, k, v in probes(head_dim, num_keys, like):
+            expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            good = {
+                rows
+                for rows in good
+                if torch.equal(
+                    functional.scaled_dot_product_attention(
+                        q[:, :, :rows], k, v, attn_mask=mask[:rows]
+                    ),
+                    expected[:, :, :rows],
+                )
+            }
     return tuple(sorted(good))
 
 
@@ -110,45 +112,62 @@ def try_fine_rows(head_dim: int, like: torch.Tensor, good_rows: Sequence[int]) -
     for chunks in PROBE_CHUNKS:
         num_keys = (chunks + 1) * CHUNK_TOKENS
         for end in range(num_keys - CHUNK_TOKENS + FINE_KEYS, num_keys, FINE_KEYS):
-            q, k, v = cancelling_probe(head_dim, end, like)
-            whole_k, whole_v = (
-                functional.pad(x, (0, 0, 0, num_keys - end), value=1) for x in (k, v)
-            )
             mask = masks.rows(end, CHUNK_TOKENS, num_keys)
-            expected = functional.scaled_dot_product_attention(q, whole_k, whole_v, attn_mask=mask)
-            good = {
-                rows
-                for rows in good
-                if torch.equal(
-                    functional.scaled_dot_product_attention(
-                        q[:, :, :rows], k, v, attn_mask=masks.rows(end, rows, end)
-                    ),
-                    expected[:, :, :rows],
+            for q, k, v in probes(head_dim, end, like):
+                whole_k, whole_v = (
+                    functional.pad(x, (0, 0, 0, num_keys - end), value=1) for x in (k, v)
                 )
-            }
+                expected = functional.scaled_dot_product_attention(
+                    q, whole_k, whole_v, attn_mask=mask
+                )
+                good = {
+                    rows
+                    for rows in good
+                    if torch.equal(
+                        functional.scaled_dot_product_attention(
+                            q[:, :, :rows], k, v, attn_mask=masks.rows(end, rows, end)
+                        ),
+                        expected[:, :, :rows],
+                    )
+                }
     return tuple(sorted(good))
 
 
-def cancelling_probe(
+def probes(
     head_dim: int, num_keys: int, like: torch.Tensor, num_heads: int = 2, group: int = 1
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v whose exact scores and sums are zero: what comes out is rounding, made large.
+) -> Iterator[Probe]:
+    """q, k and v of which only rounding comes out, made large: one for that of scores, one for that of the sums.
 
-    Halves of each q and k cancel, and keys come in equal pairs with opposite values. Shapes are
-    [1, num_heads * group, chunk, head_dim] for q, [1, num_heads, num_keys, head_dim] for k and v.
+    Keys come in equal pairs with opposite values. In the first the halves of each q and k cancel too; then all weights
+    are about the same, and bfloat16 products of such sum up exactly in any order. In the second weights span many
+    powers of two, and pairs lie near each other, so that they cancel behind any causal mask.
+    Shapes are [1, num_heads * group, chunk, head_dim] for q, [1, num_heads, num_keys, head_dim] for k and v;
+    `num_keys` is even.
     """
     generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, num_heads * group, CHUNK_TOKENS, head_dim, generator=generator)
+    k = torch.randn(1, num_heads, num_keys, head_dim, generator=generator)
+    v = torch.randn(1, num_heads, num_keys, head_dim, generator=generator)
     half = head_dim // 2
     order = torch.randperm(half, generator=generator)
     # Queries of 300 lift the rounding of a score to where its exponential shows it.
-    q = torch.zeros(1, num_heads * group, CHUNK_TOKENS, head_dim)
-    q[..., :half] = 300 * torch.randn(*q.shape[:3], half, generator=generator)
-    k = torch.zeros(1, num_heads, num_keys, head_dim)
-    k[..., :half] = torch.randn(*k.shape[:3], half, generator=generator)
-    v = torch.randn(1, num_heads, num_keys, head_dim, generator=generator)
-    one, other = torch.randperm(num_keys, generator=generator).view(2, -1)
+    flat_q, flat_k = 300 * q, k.clone()
+    flat_q[..., half:], flat_k[..., half:] = 0, 0
+    flat_q[..., half : 2 * half] = -flat_q[..., order]
+    flat_k[..., half : 2 * half] = flat_k[..., order]
+    anywhere = torch.randperm(num_keys, generator=generator).view(2, -1)
+    yield _paired(flat_q, flat_k, v, anywhere, like)
+    groups = torch.arange(num_keys) // FINE_KEYS
+    near = (groups + torch.rand(num_keys, generator=generator)).argsort()
+    yield _paired(8 * q, k, v, near.view(-1, 2).t(), like)
+
+
+def _paired(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pairs: torch.Tensor, like: torch.Tensor
+) -> Probe:
+    """`pairs`: [2, num_keys // 2] positions."""
+    one, other = pairs
+    k, v = k.clone(), v.clone()
     k[:, :, other] = k[:, :, one]
     v[:, :, other] = -v[:, :, one]
-    q[..., half : 2 * half] = -q[..., order]
-    k[..., half : 2 * half] = k[..., order]
     return q.to(like), k.to(like), v.to(like)

@@ -5,7 +5,7 @@ once and needs no mask; what is left of the last chunk attends as ever. Products
 the one call rounds like the chunks' calls is tried at load; where it does not, prompts go chunk by chunk.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,10 +17,11 @@ from daemons.engine.geometry import CHUNK_TOKENS
 from daemons.engine.models.config import DecoderConfig
 from daemons.engine.models.decoder import LAST_ROWS, Attend, Decoder
 from daemons.engine.probe_record import recall
-from daemons.engine.prompt.attention import Attention, Masks, cancelling_probe
+from daemons.engine.prompt.attention import Attention, Masks, probes
 
 # Bounds the memory of a pass: a few rows of hidden states a token.
 MAX_CHUNKS: Final = 32
+# With AVX2 alone no such call is equal, in either dtype: prompts go chunk by chunk there.
 # The kernel takes rows by 64 up to two chunks, by 256 from three; keys by 512, so the last one may be half a block.
 PROBE_CHUNKS: Final = (2, 3, 4)
 
@@ -113,22 +114,21 @@ def is_causal_equal(config: DecoderConfig, like: torch.Tensor) -> bool:
     """Whether one causal call gives the bits of a masked call for each chunk."""
     return all(
         torch.equal(wide, torch.cat(list(chunks)))
-        for wide, chunks in (probe(config, num_chunks, like) for num_chunks in PROBE_CHUNKS)
+        for num_chunks in PROBE_CHUNKS
+        for wide, chunks in tries(config, num_chunks, like)
     )
 
 
-def probe(
+def tries(
     config: DecoderConfig, num_chunks: int, like: torch.Tensor
-) -> tuple[torch.Tensor, Iterable[torch.Tensor]]:
-    """The rows of one call, and those of the chunks' calls, in order of position."""
+) -> Iterator[tuple[torch.Tensor, Iterable[torch.Tensor]]]:
+    """Of each probe the rows of one call, and those of the chunks' calls, in order of position."""
     num_keys = num_chunks * CHUNK_TOKENS
     heads, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
-    q, k, v = cancelling_probe(config.head_dim, num_keys, like, heads, group)
-    # Rows, keys and values as they lie in a pass and in a slot: [position, head, d].
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (q.repeat(1, 1, num_chunks, 1), k, v))
     masks = Masks(num_keys, like)
+    ends = range(CHUNK_TOKENS, num_keys + 1, CHUNK_TOKENS)
 
-    def chunk(end: int) -> torch.Tensor:
+    def chunk(end: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         rows = q[end - CHUNK_TOKENS : end].flip(0).transpose(0, 1)[None]
         attended = functional.scaled_dot_product_attention(
             rows,
@@ -139,5 +139,8 @@ def probe(
         )
         return attended[0].transpose(0, 1).flip(0)
 
-    ends = range(CHUNK_TOKENS, num_keys + 1, CHUNK_TOKENS)
-    return attend(q, k, v), (chunk(end) for end in ends)
+    for q, k, v in probes(config.head_dim, num_keys, like, heads, group):
+        # Rows, keys and values as they lie in a pass and in a slot: [position, head, d].
+        rows = q.repeat(1, 1, num_chunks, 1)
+        lying = [x[0].transpose(0, 1).contiguous() for x in (rows, k, v)]
+        yield attend(*lying), [chunk(end, *lying) for end in ends]

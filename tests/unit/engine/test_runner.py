@@ -186,7 +186,8 @@ def test_a_cancelled_prefill_stops_between_layers(make_tiny: Any, make_runner: M
         hooks.cancel_at = 2
         with pytest.raises(Cancelled):
             runner.prefill(slot, prompt(300), 0, hooks)
-        assert hooks.calls == [("before", 0), ("after", 0, 0, 300)]
+        end = 300 if runner.wide.num_tokens(300) else 256  # the tail shares a wide pass
+        assert hooks.calls == [("before", 0), ("after", 0, 0, end)]
 
 
 def test_prompt_that_does_not_fit_is_refused(make_tiny: Any, make_runner: MakeRunner) -> None:

@@ -17,7 +17,7 @@ from daemons.engine.decode.forms import (
 )
 from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
 from daemons.engine.models.config import DecoderConfig, RopeConfig
-from daemons.engine.prompt.attention import Attention, Masks
+from daemons.engine.prompt.attention import Attention, Masks, probes
 
 CONFIG = DecoderConfig(
     1, 96, 6, 2, 16, 9, 1024, 1e-5, RopeConfig(10000.0), False, False, ()
@@ -89,7 +89,8 @@ def test_chosen_forms_give_a_chunks_bits_with_few_rows(slot: KvSlot) -> None:
     for number, form in forms.items():
         assert form.num_positions == number
         assert not form.is_fused or form.num_rows <= MAX_FUSED_ROWS
-        assert RowProbe(2, 3, 16, 320, slot.kv).passes(form)
+        for probe in probes(16, 320, slot.kv, 2, 3):
+            assert RowProbe(probe).passes(form)
 
 
 def test_where_no_cheaper_form_agrees_rows_run_as_in_a_chunk(
@@ -105,7 +106,8 @@ def test_where_no_cheaper_form_agrees_rows_run_as_in_a_chunk(
 
 
 def test_a_probe_sees_another_order_of_keys(slot: KvSlot) -> None:
-    probe = RowProbe(2, 3, 16, 320, slot.kv)
+    _, spread = probes(16, 320, slot.kv, 2, 3)
+    probe = RowProbe(spread)
     probe._k, probe._v = probe._k.clone(), probe._v.clone()
     order = torch.cat((torch.arange(320).flip(0), torch.arange(320, 512)))
     probe._k, probe._v = probe._k[order], probe._v[order]
