@@ -190,7 +190,26 @@ class ReplicaTable:
         self, meta: BlockMeta, length: int, num_layers: int, *, version: int
     ) -> Replica:
         """As `begin`, in the reserved part too: the caller keeps to its size."""
-        segment, offset = self._allocate(length + trailer_length(num_layers))
+        place = self._allocate(length + trailer_length(num_layers))
+        return self._begin_at(place, meta, length, num_layers, version=version)
+
+    def begin_roomy(
+        self, meta: BlockMeta, length: int, num_layers: int, *, version: int
+    ) -> Replica:
+        """As `begin_staged`, in a slot of another size that is too large: it is not to be sealed there."""
+        place = self.segments.allocate_roomy(length + trailer_length(num_layers))
+        return self._begin_at(place, meta, length, num_layers, version=version)
+
+    def _begin_at(
+        self,
+        place: tuple[Segment, int],
+        meta: BlockMeta,
+        length: int,
+        num_layers: int,
+        *,
+        version: int,
+    ) -> Replica:
+        segment, offset = place
         old = self._replicas.get(meta.hash)
         if old is not None:
             assert old.state == "sealed"

@@ -51,6 +51,8 @@ Name = bytes | str
 _MAX_NAMES: Final = 10_000
 """In one message; longer calls send several."""
 _PAGE_NAMES: Final = 1000
+_LEAST_S: Final = 0.05
+"""Who has waited for all of its time asks once all the same."""
 _PUT_BYTES_PER_S: Final = 100 * MIB
 """What a put is given time for, beside its timeout."""
 
@@ -156,8 +158,8 @@ class ObjectVerbs:
 
     def stat(self, names: Sequence[Name]) -> Steps[list[ObjectStat | McError | None]]:
         packed = names_of(names)
-        yield from self._await_heard(packed)
-        found = yield from self._lookup.find(packed, self.timeout_s, is_fresh=True)
+        left_s = yield from self._await_heard(packed)
+        found = yield from self._lookup.find(packed, left_s, is_fresh=True)
         return (
             yield from work(
                 lambda: [
@@ -170,8 +172,8 @@ class ObjectVerbs:
     def blocks_of(self, name: Name) -> Steps[Sequence[BlockHash]]:
         """Raises NotFound."""
         packed = as_name(name)
-        yield from self._await_heard([packed])
-        [found] = yield from self._lookup.find([packed], self.timeout_s, is_fresh=True)
+        left_s = yield from self._await_heard([packed])
+        [found] = yield from self._lookup.find([packed], left_s, is_fresh=True)
         if isinstance(found, McError):
             raise found
         if found is None:
@@ -202,15 +204,17 @@ class ObjectVerbs:
 
     def page(self, prefix: bytes, cursor: int) -> Steps[ListNamesReply]:
         """Some of the names that begin so."""
-        if not cursor:
-            yield from self._await_heard(None)
+        left_s = self.timeout_s if cursor else (yield from self._await_heard(None))
         message = ListNames(
             namespace=self.namespace, prefix=prefix, cursor=cursor, limit=_PAGE_NAMES
         )
-        return (yield from self._ask(message, ListNamesReply))
+        return (yield from ask_patiently(message, ListNamesReply, left_s))
 
-    def _await_heard(self, names: Sequence[bytes] | None) -> Steps[None]:
-        return await_heard(self._cache, names, self.timeout_s)
+    def _await_heard(self, names: Sequence[bytes] | None) -> Steps[float]:
+        """So much is left of the call's time."""
+        deadline_s = time.monotonic() + self.timeout_s
+        yield from await_heard(self._cache, names, self.timeout_s)
+        return max(_LEAST_S, deadline_s - time.monotonic())
 
     def _ask(self, message: Message, reply_type: type[ReplyType]) -> Steps[ReplyType]:
         return ask_patiently(message, reply_type, self.timeout_s)

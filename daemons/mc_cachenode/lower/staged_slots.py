@@ -4,6 +4,7 @@ A slot is asked for with `find`, filled by the tier's workers, and given up with
 its slot freed. Loop thread only.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -115,7 +116,12 @@ class StagedSlots:
         del self._staged[block_hash]
         parts.replicas.staged_bytes -= staged.record.stored_bytes
         has_room = self._has_room()
-        if staged.is_dropped or not parts.promotion.admits(block_hash, has_room=has_room):
+        is_guest = staged.replica.segment.slots.is_roomy(staged.replica.offset)
+        if (
+            is_guest
+            or staged.is_dropped
+            or not parts.promotion.admits(block_hash, has_room=has_room)
+        ):
             parts.replicas.abandon(staged.replica)
         else:
             created_ms = round(staged.record.created_s * 1000)
@@ -165,19 +171,16 @@ class StagedSlots:
         return staged
 
     def _slot(self, record: BlockRecord) -> Replica:
-        """Raises NoSlotYet."""
-
-        def begin() -> Replica:
-            return self._parts.replicas.begin_staged(
-                record.meta, record.length, record.num_layers, version=record.version
-            )
-
+        """One of its size; while blocks of other sizes leave for that, any that is large enough. Raises NoSlotYet."""
+        parts = self._parts
+        what = record.meta, record.length, record.num_layers
+        with contextlib.suppress(Exhausted):
+            return parts.replicas.begin_staged(*what, version=record.version)
+        parts.make_room(record.length, record.num_layers)
+        with contextlib.suppress(Exhausted):
+            return parts.replicas.begin_staged(*what, version=record.version)
         try:
-            return begin()
-        except Exhausted:
-            self._parts.make_room(record.length, record.num_layers)
-        try:
-            return begin()
+            return parts.replicas.begin_roomy(*what, version=record.version)
         except Exhausted as error:
             raise NoSlotYet(error.message, retry_after_ms=50) from None
 

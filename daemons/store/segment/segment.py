@@ -82,15 +82,21 @@ class SlabAllocator:
         partial = self._partial.setdefault(slot, {})
         if not partial and not self._open_slab(slot):
             raise Exhausted(self._why_full(length))
-        index = next(iter(partial))
-        slab = self._slabs[index]
-        offset = slab.free_slots.pop()
-        slab.num_used += 1
-        if not slab.free_slots:
-            del partial[index]
-        self._length_by_offset[offset] = length
-        self.used_bytes += slot
-        return offset
+        return self._take(slot, length)
+
+    def allocate_roomy(self, length: int) -> int:
+        """A slot that is larger than it need be, the smallest that is free: for what is here for a moment only, as
+        `restore` finds no block in such a place. Raises Exhausted."""
+        slot = self.slot_bytes(max(length, 1))
+        larger = [other for other, slabs in self._partial.items() if other > slot and slabs]
+        if not larger:
+            raise Exhausted(self._why_full(length))
+        return self._take(min(larger), length)
+
+    def is_roomy(self, offset: int) -> bool:
+        """Whether it is one of `allocate_roomy`."""
+        length = self._length_by_offset[offset]
+        return self._slabs[self.slab_of(offset)].slot_bytes != self.slot_bytes(max(length, 1))
 
     def free(self, offset: int) -> None:
         length = self._length_by_offset.pop(offset, None)
@@ -153,6 +159,19 @@ class SlabAllocator:
             assert not set(slab.free_slots) & self._length_by_offset.keys()
             if slab.slot_bytes:
                 assert len(slab.free_slots) + slab.num_used == slab.size // slab.slot_bytes
+
+    def _take(self, slot: int, length: int) -> int:
+        """Of a class that has a free slot."""
+        partial = self._partial[slot]
+        index = next(iter(partial))
+        slab = self._slabs[index]
+        offset = slab.free_slots.pop()
+        slab.num_used += 1
+        if not slab.free_slots:
+            del partial[index]
+        self._length_by_offset[offset] = length
+        self.used_bytes += slot
+        return offset
 
     def _claim(self, offset: int, length: int) -> bool:
         slot = self.slot_bytes(max(length, 1))

@@ -1,5 +1,6 @@
 """The DRAM segments of one node as one: new blocks are spread over them, each by what it has free."""
 
+import contextlib
 from collections.abc import Iterator
 
 from daemons.core.errors import Exhausted
@@ -57,6 +58,13 @@ class SegmentSet:
                 continue
             self._left_bytes = self._left_bytes - length if segment is self._current else 0
             return segment, offset
+        raise Exhausted(self._why_full(length))
+
+    def allocate_roomy(self, length: int) -> tuple[Segment, int]:
+        """As that of the slots, where most is free. Raises Exhausted."""
+        for segment in sorted(self._open, key=_free_part, reverse=True):
+            with contextlib.suppress(Exhausted):
+                return segment, segment.slots.allocate_roomy(length)
         raise Exhausted(self._why_full(length))
 
     @property

@@ -251,6 +251,23 @@ def test_a_hold_that_had_to_wait_ends_with_its_time_too(bench: Bench) -> None:
     assert bench.staging.num_staged == 0
 
 
+def test_where_other_sizes_have_all_slabs_a_larger_slot_serves_for_the_time_of_the_read(
+    bench: Bench,
+) -> None:
+    replicas = bench.replicas
+    own = BlockHash(bytes([100]) * 16)
+    block = BlockMeta(hash=own, parent=own, namespace=b"", depth=0, num_tokens=1, model="m")
+    replicas.seal(replicas.begin(block, replicas.segments.capacity_bytes // 4, 1), 9)
+    asker, held = bench.stage([A])
+    bench.finish()
+    assert asker.found == [True]
+    used_bytes = replicas.usage()[0]
+    bench.staging.unstage(held)
+    assert bench.promoted == [], "after a restart it would not be found in such a place"
+    assert replicas.usage()[0] < used_bytes
+    assert replicas.get(A) is None
+
+
 def test_a_deleted_block_does_not_stay(bench: Bench) -> None:
     _, held = bench.stage([A])
     bench.finish()

@@ -35,6 +35,18 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert offset + length <= self.slots.capacity_bytes
         self.model[offset] = length
 
+    @rule(length=st.sampled_from([1, 4097, 9000, 20_000]))
+    def allocate_roomy(self, length: int) -> None:
+        try:
+            offset = self.slots.allocate_roomy(length)
+        except Exhausted:
+            return
+        assert all(
+            offset + length <= other or other + size <= offset for other, size in self.model.items()
+        )
+        assert self.slots.is_roomy(offset)
+        self.model[offset] = length
+
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
@@ -61,6 +73,21 @@ def fill(slots: SlabAllocator, length: int) -> list[int]:
             offsets.append(slots.allocate(length))
         except Exhausted:
             return offsets
+
+
+def test_a_roomy_slot_is_the_smallest_free_one_that_is_larger() -> None:
+    slots = SlabAllocator(2 * SLAB, SLAB)
+    large, middle = slots.allocate(SLAB), slots.allocate(20_000)
+    with pytest.raises(Exhausted, match="no slot of"):
+        slots.allocate(4096)
+    slots.free(large)
+    slots.allocate(30_000)
+    guest = slots.allocate_roomy(4096)
+    assert slots.slab_of(guest) == slots.slab_of(middle)
+    assert slots.is_roomy(guest)
+    assert not slots.is_roomy(middle)
+    with pytest.raises(Exhausted):
+        slots.allocate_roomy(SLAB)
 
 
 def test_blocks_of_one_class_lie_at_a_constant_stride() -> None:
