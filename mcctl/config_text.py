@@ -32,7 +32,6 @@ _MEANINGS: Final = {
     "host": "Address that is bound.",
     "port": "Port that is bound.",
     "level": "Least important lines that are logged. Read again on SIGHUP.",
-    "dtype": "Of weights and KV.",
     "device": "Torch device, e.g. cpu or cuda:0.",
     "threads": "Torch threads of this instance; more than one core's worth slows down its neighbours.",
     "block_tokens": "Tokens of one KV block, the unit of hashing, reuse and eviction.",

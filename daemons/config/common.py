@@ -136,7 +136,9 @@ class EngineSection(Section, frozen=True, kw_only=True):
     model.path it reads config.json alone."""
     profile: str = "a800x8-llama-70b"
     """Of a paced engine: a hardware profile of mcctl simulate by name, or its TOML file."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of weights and KV. auto is bfloat16, but float32 on a CPU that has no instructions for it: there it would be
+    several times as slow."""
     device: Annotated[str, msgspec.Meta(extra={"form": "device"})] = "cpu"
     threads: Threads = 1
     block_tokens: Literal[16, 32, 64, 128, 256] = 64

@@ -14,7 +14,7 @@ from daemons.engine.arena.slots import Slot, SlotSpace, round_up
 from daemons.engine.base import Cancelled, Made, PrefillHooks
 from daemons.engine.checkpoint.model_files import read_json
 from daemons.engine.decode.sequence import Sequence
-from daemons.engine.geometry import CHUNK_TOKENS, KvGeometry
+from daemons.engine.geometry import CHUNK_TOKENS, KvDtype, KvGeometry
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
 from daemons.engine.models import read_decoder_config, read_geometry
 from daemons.engine.models.config import DecoderConfig
@@ -115,13 +115,14 @@ def open_paced(
     """Raises ConfigError for a directory without a config.json that we know, or for too little memory."""
     model_dir = model_directory(model)
     config = read_decoder_config(read_json(model_dir / "config.json"))
-    geometry = read_geometry(model_dir, engine.dtype, engine.block_tokens)
+    dtype: KvDtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
+    geometry = read_geometry(model_dir, dtype, engine.block_tokens)
     num_tokens = capacity_tokens(engine, geometry)
     memory = allocate_shared("mooncake-kv", num_tokens * geometry.bytes_per_token)
     description = ModelDescription(
         name=model.name or model_dir.resolve().name,
         namespace=_namespace(config, geometry),
-        dtype=engine.dtype,
+        dtype=dtype,
         block_tokens=engine.block_tokens,
         chunk_tokens=CHUNK_TOKENS,
         max_context_tokens=min(config.max_positions, num_tokens),

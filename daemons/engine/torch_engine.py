@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 
 from daemons.config.common import EngineSection, ModelSection
@@ -21,10 +22,11 @@ from daemons.engine.checkpoint.fingerprint import NamespaceParts, model_fingerpr
 from daemons.engine.decode.sampler import Sampler, sample_drafted
 from daemons.engine.decode.sequence import Sequence
 from daemons.engine.drafts.plan import Drafting
-from daemons.engine.geometry import CHUNK_TOKENS
+from daemons.engine.geometry import CHUNK_TOKENS, KvDtype
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
 from daemons.engine.models import read_geometry
 from daemons.engine.probe_record import FILE_NAME, ProbeRecord, key_of, using
+from daemons.engine.prompt.linear import can_pack
 from daemons.engine.runner import DecodeRow, Runner
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.request import SamplingParams
@@ -96,7 +98,9 @@ def open_torch(
     """
     model_dir = model_directory(model)
     _check_device(engine.device)
-    geometry = read_geometry(model_dir, engine.dtype, engine.block_tokens)
+    dtype = dtype_here(engine)
+    engine = msgspec.structs.replace(engine, dtype=dtype)
+    geometry = read_geometry(model_dir, dtype, engine.block_tokens)
     num_tokens = capacity_tokens(engine, geometry)
     arena_bytes = KvArena.arena_bytes(geometry, num_tokens)
     memory = allocate_shared("mooncake-kv", arena_bytes, progress=_log_progress("allocated"))
@@ -120,6 +124,13 @@ def open_torch(
     description = _describe(model, engine, runner, canary)
     torch_engine = TorchEngine(runner, staging, Drafting(engine.draft_tokens))
     return Instance(transfer, memory, region, generations, arena, torch_engine, description)
+
+
+def dtype_here(engine: EngineSection) -> KvDtype:
+    """What `auto` is on this device."""
+    if engine.dtype != "auto":
+        return engine.dtype
+    return "bfloat16" if engine.device != "cpu" or can_pack(torch.bfloat16) else "float32"
 
 
 def _log_progress(what: str) -> Progress:

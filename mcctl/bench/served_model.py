@@ -40,7 +40,8 @@ def url_of_local_cluster(
         progress(f"not the cluster that is up: {error.message}; starting one of its own beside it")
         return None
     described = described_model(record.master, served)
-    if dtype is not None and described is not None and described.dtype != dtype:
+    is_other = described is not None and dtype not in (None, "auto", described.dtype)
+    if described is not None and is_other:
         progress(
             f"not the cluster that is up: it runs {described.dtype}; starting one of its own beside it"
         )

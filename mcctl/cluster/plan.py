@@ -41,7 +41,8 @@ class ClusterOptions:
     num_cachenodes: int = 1
     replicas: int = 1
     """Of each block; with more than one each cache node passes for a host of its own."""
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
+    """bfloat16, float32, or auto: what is fast on this machine."""
     kv_memory: str = "1GiB"
     segment: str = "1GiB"
     segment_directory: Path | None = None

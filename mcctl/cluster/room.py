@@ -15,7 +15,7 @@ from mcctl.cluster.plan import ClusterOptions
 from mcctl.cluster.record import SEGMENTS
 
 _BLOCK_TOKENS: Final = 64
-_ELEMENT_BYTES: Final = {"bfloat16": 2, "float32": 4}
+_ELEMENT_BYTES: Final = {"bfloat16": 2, "float32": 4, "auto": 4}
 
 
 class _ModelShape(msgspec.Struct):

@@ -26,9 +26,16 @@ def check_size_if_given(value: str | None) -> str | None:
 
 
 def check_dtype(value: str) -> str:
-    """Callback of --dtype."""
+    """Callback of --dtype of what is written to a disk."""
     if value not in ("bfloat16", "float32"):
         raise typer.BadParameter(f"{value}: write bfloat16 or float32")
+    return value
+
+
+def check_engine_dtype(value: str) -> str:
+    """Callback of --dtype of what computes here."""
+    if value not in ("auto", "bfloat16", "float32"):
+        raise typer.BadParameter(f"{value}: write bfloat16, float32, or auto for what is fast here")
     return value
 
 

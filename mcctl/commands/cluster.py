@@ -24,7 +24,7 @@ from mcctl.cluster.record import (
     sweep,
 )
 from mcctl.cluster.restarting import Restart
-from mcctl.commands import check_dtype, check_size, new_app
+from mcctl.commands import check_engine_dtype, check_size, new_app
 from mcctl.durations import duration
 from mcctl.file_system import file_system
 from mcctl.output_schema import prints
@@ -57,8 +57,11 @@ def up(
         int, typer.Option(min=1, max=8, help="Of each block, on so many cache nodes.")
     ] = 1,
     dtype: Annotated[
-        str, typer.Option(help="bfloat16 or float32.", callback=check_dtype)
-    ] = "bfloat16",
+        str,
+        typer.Option(
+            help="bfloat16, float32, or auto: what is fast here.", callback=check_engine_dtype
+        ),
+    ] = "auto",
     kv_memory: Annotated[
         str, typer.Option(help="KV arena of each instance.", callback=check_size)
     ] = "1GiB",

@@ -14,7 +14,7 @@ from mcctl import exit_codes, model_store, render
 from mcctl.cluster.plan import ClusterOptions, shared_bytes
 from mcctl.cluster.process_memory import private_bytes
 from mcctl.cluster.processes import LocalCluster
-from mcctl.commands import check_dtype, new_app
+from mcctl.commands import check_engine_dtype, new_app
 from mcctl.openai_stream import OpenAiClient
 from mcctl.output_schema import prints
 from mcctl.render import Column
@@ -57,8 +57,11 @@ def quickstart(
     decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
     cachenodes: Annotated[int, typer.Option(min=1, help="Cache nodes.")] = 1,
     dtype: Annotated[
-        str, typer.Option(help="bfloat16 or float32.", callback=check_dtype)
-    ] = "bfloat16",
+        str,
+        typer.Option(
+            help="bfloat16, float32, or auto: what is fast here.", callback=check_engine_dtype
+        ),
+    ] = "auto",
 ) -> int:
     """Fetch the small model, start a cluster, ask it things, compare with the cache switched off.
 
@@ -85,7 +88,7 @@ def quickstart(
             start_s = time.monotonic() - started_s
             with OpenAiClient(cluster.url) as client:
                 rows = list(run_traffic(client, path.name, progress))
-            result = _result(cluster, rows, dtype, start_s)
+            result = _result(cluster, rows, start_s)
             progress("stopping the cluster")
         finally:
             cluster.stop()
@@ -103,10 +106,10 @@ def _model(name: str, progress: model_store.Progress) -> Path:
     return model_store.find_model(name)
 
 
-def _result(cluster: LocalCluster, rows: list[Row], dtype: str, start_s: float) -> QuickstartResult:
+def _result(cluster: LocalCluster, rows: list[Row], start_s: float) -> QuickstartResult:
     totals: Totals = total(rows)
     with ClusterClient(cluster.master) as client:
-        stat = client.cache_stat()
+        stat, [model] = client.cache_stat(), client.models()
     return QuickstartResult(
         answers_equal=totals.answers_equal,
         reused_tokens=totals.reused_tokens,
@@ -120,7 +123,7 @@ def _result(cluster: LocalCluster, rows: list[Row], dtype: str, start_s: float) 
         start_s=start_s,
         total_s=0.0,
         model=Path(cluster.record.model).name,
-        dtype=dtype,
+        dtype=model.dtype,
         requests=rows,
         pids=cluster.pids,
     )

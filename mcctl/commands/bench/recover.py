@@ -71,9 +71,10 @@ def recover(
             paced=profile or None,
         )
         with LocalCluster.temporary(options) as cluster:
+            described = described_model(cluster.master, path.name)
             traffic = CrowdPlan(
                 model=path.name,
-                vocab_size=vocabulary_of(described_model(cluster.master, path.name)),
+                vocab_size=vocabulary_of(described),
                 answer_tokens=tokens,
             )
             plan = recover_bench.RecoverPlan(
@@ -84,7 +85,7 @@ def recover(
             rows = recover_bench.RecoverBench(cluster, plan, progress).run()
     result = recover_bench.RecoverResult(
         model=path.name,
-        engine=profile or options.dtype,
+        engine=profile or (described.dtype if described is not None else options.dtype),
         num_objects=plan.num_objects,
         load_1m=os.getloadavg()[0],
         rows=rows,

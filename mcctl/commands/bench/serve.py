@@ -20,7 +20,7 @@ from mcctl.bench.served_model import (
 from mcctl.bench.tables import SERVE_COLUMNS, show_served
 from mcctl.cluster.plan import ClusterOptions
 from mcctl.cluster.processes import LocalCluster
-from mcctl.commands import check_dtype
+from mcctl.commands import check_engine_dtype
 from mcctl.openai_stream import OpenAiClient
 from mcctl.output_schema import prints
 from mcctl.settings import settings_of
@@ -31,7 +31,8 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="A directory or a name.")] = model_store.DEFAULT_MODEL,
     dtype: Annotated[
-        str | None, typer.Option(help="bfloat16 (default) or float32; of a cluster of its own.")
+        str | None,
+        typer.Option(help="bfloat16, float32, or auto (default); of a cluster of its own."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 3,
     prefix: Annotated[
@@ -63,7 +64,7 @@ def serve(
     Example: mcctl bench serve --prefix 2048 --endpoint-http http://10.0.0.5:8000
     """
     if dtype is not None:
-        check_dtype(dtype)
+        check_engine_dtype(dtype)
     output = settings_of(context).output
     shape = _shape(quick, repeats, prefix, suffix)
     with render.progress("preparing") as progress:
@@ -72,19 +73,21 @@ def serve(
             served = served_model(url, model)
             described = described_model(settings_of(context).master, served)
             plan = _plan(served, settings_of(context).master, described, shape)
-            as_served = described.dtype if described is not None else "as served"
-            result = _measure(url, plan, as_served, progress, model if oracle else None)
+            result = _measure(url, plan, _dtype_of(described), progress, model if oracle else None)
         else:
-            dtype = dtype or "bfloat16"
             path = (
                 model_store.fetch(model, progress)
                 if model in model_store.CATALOG
                 else model_store.find_model(model)
             )
-            with LocalCluster.temporary(ClusterOptions(model=path, dtype=dtype)) as cluster:
+            with LocalCluster.temporary(
+                ClusterOptions(model=path, dtype=dtype or "auto")
+            ) as cluster:
                 described = described_model(cluster.master, path.name)
                 plan = _plan(path.name, cluster.master, described, shape)
-                result = _measure(cluster.url, plan, dtype, progress, model if oracle else None)
+                result = _measure(
+                    cluster.url, plan, _dtype_of(described), progress, model if oracle else None
+                )
     show_served(result, on_stderr=output != "table")
     if output != "table":
         render.emit(output, result, SERVE_COLUMNS, result.rows)
@@ -99,6 +102,10 @@ class _Shape(TypedDict, total=False):
 def _plan(model: str, master: str, described: ModelDescription | None, shape: _Shape) -> ServePlan:
     vocab_size, kv = vocabulary_of(described), kv_sizes(master, described)
     return ServePlan(model=model, vocab_size=vocab_size, kv=kv, **shape)
+
+
+def _dtype_of(described: ModelDescription | None) -> str:
+    return described.dtype if described is not None else "as served"
 
 
 def _measure(

@@ -7,6 +7,8 @@ from kit.models import make_tiny_model
 
 from daemons.config.common import EngineSection, ModelSection
 from daemons.core.errors import ConfigError
+from daemons.engine import torch_engine
+from daemons.engine.geometry import KvDtype
 from daemons.engine.torch_engine import open_torch
 from daemons.transfer import TransferEngine
 
@@ -21,3 +23,20 @@ def test_arena_that_is_too_small_says_how_large_it_must_be(tmp_path: Path) -> No
         assert "`engine.kv_memory`: 100KiB" in caught.value.message
     finally:
         transfer.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "has_bfloat16", "expected"),
+    [
+        ("auto", "cpu", True, "bfloat16"),
+        ("auto", "cpu", False, "float32"),
+        ("auto", "cuda:0", False, "bfloat16"),
+        ("bfloat16", "cpu", False, "bfloat16"),
+        ("float32", "cpu", True, "float32"),
+    ],
+)
+def test_auto_is_what_the_device_computes_fast(
+    monkeypatch: pytest.MonkeyPatch, asked: KvDtype, device: str, has_bfloat16: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch_engine, "can_pack", lambda _dtype: has_bfloat16)
+    assert torch_engine.dtype_here(EngineSection(dtype=asked, device=device)) == expected
