@@ -209,7 +209,7 @@ class CachenodeApp:
                 ),
                 keep=self._keep,
                 on_promoted=self._on_promoted,
-                make_room=lambda *size: self._handlers.puts.make_room(*size),
+                make_room=lambda *size: self._handlers.puts.admission.make_room(*size),
             )
         )
         return Staging(self.loop, slots, locate=self._locate, grant=self._grant)

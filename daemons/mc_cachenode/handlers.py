@@ -17,7 +17,8 @@ from daemons.mc_cachenode.metrics import CachenodeMetrics
 from daemons.mc_cachenode.puts.pull import (
     is_intact,
 )
-from daemons.mc_cachenode.puts.puts import PutParts, Puts
+from daemons.mc_cachenode.puts.puts import Puts
+from daemons.mc_cachenode.puts.session import PutParts
 from daemons.mc_cachenode.replica import Replica, wall_ms
 from daemons.mc_cachenode.replicas import ReplicaTable
 from daemons.mc_cachenode.reporter import Reporter
@@ -162,7 +163,7 @@ class CachenodeHandlers:
             case ForgetNames():
                 self._forget(notice.names)
             case RefuseTenants():
-                self.puts.refused = {each.tenant: each.why for each in notice.tenants}
+                self.puts.admission.refused = {each.tenant: each.why for each in notice.tenants}
             case BadReplica():
                 self._verify(notice)
             case CopyBlocks():
