@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from daemons.config.common import EngineSection, ModelSection
+from daemons.config.host_dtype import host_dtype
 from daemons.core.errors import ConfigError
 from daemons.core.units import format_size, parse_whole
 from daemons.engine.arena.kv_arena import KvArena, KvSlot
@@ -26,7 +27,6 @@ from daemons.engine.geometry import CHUNK_TOKENS, KvDtype
 from daemons.engine.instance import Instance, capacity_tokens, eos_token_ids, model_directory
 from daemons.engine.models import read_geometry
 from daemons.engine.probe_record import FILE_NAME, ProbeRecord, key_of, using
-from daemons.engine.prompt.linear import can_pack
 from daemons.engine.runner import DecodeRow, Runner
 from daemons.protocol.node import ModelDescription
 from daemons.protocol.request import SamplingParams
@@ -130,7 +130,7 @@ def dtype_here(engine: EngineSection) -> KvDtype:
     """What `auto` is on this device."""
     if engine.dtype != "auto":
         return engine.dtype
-    return "bfloat16" if engine.device != "cpu" or can_pack(torch.bfloat16) else "float32"
+    return host_dtype() if engine.device == "cpu" else "bfloat16"
 
 
 def _log_progress(what: str) -> Progress:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from daemons.config.host_dtype import host_dtype
 from daemons.config.segment_cut import SLOT_ALIGN, least_segment_bytes
 from daemons.core.errors import ConfigError, Exhausted
 from daemons.core.units import MIB, format_size, parse_size
@@ -15,7 +16,7 @@ from mcctl.cluster.plan import ClusterOptions
 from mcctl.cluster.record import SEGMENTS
 
 _BLOCK_TOKENS: Final = 64
-_ELEMENT_BYTES: Final = {"bfloat16": 2, "float32": 4, "auto": 4}
+_ELEMENT_BYTES: Final = {"bfloat16": 2, "float32": 4}
 
 
 class _ModelShape(msgspec.Struct):
@@ -69,7 +70,8 @@ def _block_bytes(options: ClusterOptions) -> int | None:
     tokens = engine.get("block_tokens", _BLOCK_TOKENS)
     if not isinstance(tokens, int):
         return None
-    row = heads * head_dim * _ELEMENT_BYTES.get(options.dtype, 2)
+    dtype = host_dtype() if options.dtype == "auto" else options.dtype
+    row = heads * head_dim * _ELEMENT_BYTES.get(dtype, 2)
     return 2 * shape.num_hidden_layers * row * tokens
 
 

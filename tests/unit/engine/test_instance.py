@@ -26,17 +26,17 @@ def test_arena_that_is_too_small_says_how_large_it_must_be(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "has_bfloat16", "expected"),
+    ("asked", "device", "of_host", "expected"),
     [
-        ("auto", "cpu", True, "bfloat16"),
-        ("auto", "cpu", False, "float32"),
-        ("auto", "cuda:0", False, "bfloat16"),
-        ("bfloat16", "cpu", False, "bfloat16"),
-        ("float32", "cpu", True, "float32"),
+        ("auto", "cpu", "bfloat16", "bfloat16"),
+        ("auto", "cpu", "float32", "float32"),
+        ("auto", "cuda:0", "float32", "bfloat16"),
+        ("bfloat16", "cpu", "float32", "bfloat16"),
+        ("float32", "cpu", "bfloat16", "float32"),
     ],
 )
 def test_auto_is_what_the_device_computes_fast(
-    monkeypatch: pytest.MonkeyPatch, asked: KvDtype, device: str, has_bfloat16: bool, expected: str
+    monkeypatch: pytest.MonkeyPatch, asked: KvDtype, device: str, of_host: KvDtype, expected: str
 ) -> None:
-    monkeypatch.setattr(torch_engine, "can_pack", lambda _dtype: has_bfloat16)
+    monkeypatch.setattr(torch_engine, "host_dtype", lambda: of_host)
     assert torch_engine.dtype_here(EngineSection(dtype=asked, device=device)) == expected

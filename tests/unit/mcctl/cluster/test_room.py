@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemons.core.errors import ConfigError, Exhausted, McError
+from mcctl.cluster import room
 from mcctl.cluster.plan import ClusterOptions
 from mcctl.cluster.room import check_segments
 from mcctl.main import main
@@ -35,14 +36,24 @@ def refusal(options: ClusterOptions) -> McError:
 @pytest.mark.parametrize("segment", ["1MiB", "9MiB", "128MiB"])
 def test_segment_that_holds_no_block_of_the_model_is_refused(model: Path, segment: str) -> None:
     """Of 128 MiB each slab takes a sixteenth, less than a block and its trailer."""
-    error = refusal(ClusterOptions(model=model, segment=segment))
+    error = refusal(ClusterOptions(model=model, dtype="bfloat16", segment=segment))
     assert isinstance(error, ConfigError)
     assert "one takes 8.0 MiB; give at least 129MiB" in error.message
 
 
 def test_segment_that_holds_one_is_fine(model: Path) -> None:
-    check_segments(ClusterOptions(model=model, segment="129MiB"))
+    check_segments(ClusterOptions(model=model, dtype="bfloat16", segment="129MiB"))
     check_segments(ClusterOptions(model=Path("/none"), segment="1MiB"))
+
+
+def test_auto_counts_what_this_host_computes_in(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ClusterOptions(model=model, segment="129MiB")
+    monkeypatch.setattr(room, "host_dtype", lambda: "bfloat16")
+    check_segments(options)
+    monkeypatch.setattr(room, "host_dtype", lambda: "float32")
+    assert "one takes 16.0 MiB; give at least 257MiB" in refusal(options).message
 
 
 def test_the_command_says_so_in_one_line_and_starts_nothing(
