@@ -9,8 +9,9 @@ are bit-equal whatever prefix was reused and whatever shares the batch, because
 Measured (torch 2.13 CPU, 1 thread, AVX-512 with AMX; SmolLM2-135M and random models of each family):
 decode steps follow the same rules, and the KV they write equals bit for bit what prefill of the
 same tokens writes, in float32 and bfloat16, alone and in company. That costs a few per cent of a
-bfloat16 decode step, where attention's products run at 40 rows, and nothing in float32. The canary
-decides on the machine at hand.
+bfloat16 decode step, where attention's products run at 40 rows, and nothing in float32. With AVX2
+alone all row counts are equal, one causal call of a wide pass and keys that end early are not. The
+canary decides on the machine at hand.
 """
 
 import threading

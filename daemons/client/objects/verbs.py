@@ -157,13 +157,13 @@ class ObjectVerbs:
         return was_there
 
     def stat(self, names: Sequence[Name]) -> Steps[list[ObjectStat | McError | None]]:
-        packed = names_of(names)
-        left_s = yield from self._await_heard(packed)
-        found = yield from self._lookup.find(packed, left_s, is_fresh=True)
+        packed, deadline_s = names_of(names), self._deadline_s()
+        yield from await_heard(self._cache, packed, self.timeout_s)
+        found = yield from self._lookup.find(packed, _left_s(deadline_s), is_fresh=True)
         return (
             yield from work(
                 lambda: [
-                    self._describe(name, each) if isinstance(each, Found) else each
+                    self._describe(name, each, deadline_s) if isinstance(each, Found) else each
                     for name, each in zip(packed, found, strict=True)
                 ]
             )
@@ -171,50 +171,56 @@ class ObjectVerbs:
 
     def blocks_of(self, name: Name) -> Steps[Sequence[BlockHash]]:
         """Raises NotFound."""
-        packed = as_name(name)
-        left_s = yield from self._await_heard([packed])
-        [found] = yield from self._lookup.find([packed], left_s, is_fresh=True)
-        if isinstance(found, McError):
-            raise found
-        if found is None:
-            raise NotFound(f"no object {packed!r} in namespace {self.namespace!r}")
-        at, there = found.places[0].location, found
-        footer = yield from work(lambda: self.fetch.footer(there, self.timeout_s))
-        return [
-            at.hash,
-            *(chunk_key(at.hash, at.version, index) for index in range(footer.num_chunks)),
-        ]
+        return self._blocks_of(name, self._deadline_s())
 
     def pin(self, name: Name, level: PinLevel, ttl_s: float = 1.0) -> Steps[None]:
-        hashes = yield from self.blocks_of(name)
+        deadline_s = self._deadline_s()
+        hashes = yield from self._blocks_of(name, deadline_s)
         message = PinBlocks(hashes=[*hashes], level=level, ttl_ms=round(1000 * ttl_s))
-        yield from self._ask(message, PinBlocksReply)
+        yield from ask_patiently(message, PinBlocksReply, _left_s(deadline_s))
 
     def replicate(self, name: Name, count: int, prefer: Sequence[NodeId]) -> Steps[int]:
-        chosen = BlockFilter(hashes=tuple((yield from self.blocks_of(name))))
+        deadline_s = self._deadline_s()
+        chosen = BlockFilter(hashes=tuple((yield from self._blocks_of(name, deadline_s))))
         message = ReplicateBlocks(filter=chosen, count=count, prefer=[*prefer])
-        return (yield from self._ask(message, ReplicateReply)).num_left
+        return (yield from ask_patiently(message, ReplicateReply, _left_s(deadline_s))).num_left
 
     def move(self, name: Name, to: NodeId) -> Steps[int]:
-        chosen = BlockFilter(hashes=tuple((yield from self.blocks_of(name))))
-        return (yield from self._ask(MoveBlocks(filter=chosen, to=to), ReplicateReply)).num_left
+        deadline_s = self._deadline_s()
+        chosen = BlockFilter(hashes=tuple((yield from self._blocks_of(name, deadline_s))))
+        message = MoveBlocks(filter=chosen, to=to)
+        return (yield from ask_patiently(message, ReplicateReply, _left_s(deadline_s))).num_left
 
     def namespaces(self) -> Steps[Sequence[NamespaceStat]]:
         return (yield from self._ask(StatNames(), StatNamesReply)).namespaces
 
     def page(self, prefix: bytes, cursor: int) -> Steps[ListNamesReply]:
         """Some of the names that begin so."""
-        left_s = self.timeout_s if cursor else (yield from self._await_heard(None))
+        deadline_s = self._deadline_s()
+        if not cursor:
+            yield from await_heard(self._cache, None, self.timeout_s)
         message = ListNames(
             namespace=self.namespace, prefix=prefix, cursor=cursor, limit=_PAGE_NAMES
         )
-        return (yield from ask_patiently(message, ListNamesReply, left_s))
+        return (yield from ask_patiently(message, ListNamesReply, _left_s(deadline_s)))
 
-    def _await_heard(self, names: Sequence[bytes] | None) -> Steps[float]:
-        """So much is left of the call's time."""
-        deadline_s = time.monotonic() + self.timeout_s
-        yield from await_heard(self._cache, names, self.timeout_s)
-        return max(_LEAST_S, deadline_s - time.monotonic())
+    def _blocks_of(self, name: Name, deadline_s: float) -> Steps[Sequence[BlockHash]]:
+        packed = as_name(name)
+        yield from await_heard(self._cache, [packed], self.timeout_s)
+        [found] = yield from self._lookup.find([packed], _left_s(deadline_s), is_fresh=True)
+        if isinstance(found, McError):
+            raise found
+        if found is None:
+            raise NotFound(f"no object {packed!r} in namespace {self.namespace!r}")
+        at, there = found.places[0].location, found
+        footer = yield from work(lambda: self.fetch.footer(there, _left_s(deadline_s)))
+        return [
+            at.hash,
+            *(chunk_key(at.hash, at.version, index) for index in range(footer.num_chunks)),
+        ]
+
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self.timeout_s
 
     def _ask(self, message: Message, reply_type: type[ReplyType]) -> Steps[ReplyType]:
         return ask_patiently(message, reply_type, self.timeout_s)
@@ -228,9 +234,11 @@ class ObjectVerbs:
         self._lookup.remember(item.name, outcome, item.value.nbytes, item.chunks)
         return outcome.version
 
-    def _describe(self, name: bytes, found: Found) -> ObjectStat | McError | None:
+    def _describe(
+        self, name: bytes, found: Found, deadline_s: float
+    ) -> ObjectStat | McError | None:
         try:
-            footer = self.fetch.footer(found, self.timeout_s)
+            footer = self.fetch.footer(found, _left_s(deadline_s))
         except McError as error:
             return error
         return ObjectStat(
@@ -243,6 +251,10 @@ class ObjectVerbs:
             dtype=footer.type.dtype,
             shape=footer.type.shape,
         )
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(_LEAST_S, deadline_s - time.monotonic())
 
 
 def names_of(names: Sequence[Name]) -> Sequence[bytes]:
