@@ -33,7 +33,9 @@ class NameState(StrEnum):
 NAME_STATES: tuple[NameState, ...] = tuple(NameState)
 """In a reply one byte a name, the index in here."""
 
-ReserveStatus = Literal["reserved", "sealed", "being_written", "unreachable", "rebuilding", "lost"]
+ReserveStatus = Literal[
+    "reserved", "sealed", "being_written", "waits_for_room", "unreachable", "rebuilding", "lost"
+]
 
 
 class NameToReserve(Record, frozen=True, kw_only=True):
@@ -47,7 +49,9 @@ class NameToReserve(Record, frozen=True, kw_only=True):
 class ReserveNames(Message, frozen=True, kw_only=True):
     """To the master, before a put: the version of each name, and where to put. Held for `hold_ms` or until sealed.
 
-    `replaces`: a version above the sealed one; else a sealed name is answered with where it is.
+    `replaces`: a version above the sealed one; else a sealed name is answered with where it is. `takes_turns`: the
+    client knows `waits_for_room`, which a large value may have to until others are put. It asks again within a second,
+    or loses its place, and puts first what else it was given.
     """
 
     namespace: bytes
@@ -56,14 +60,16 @@ class ReserveNames(Message, frozen=True, kw_only=True):
     hold_ms: int = 15_000
     near: HostId | None = None
     exclude: list[NodeId] = msgspec.field(default_factory=list)
+    takes_turns: bool = False
 
 
 class ReservedName(Record, frozen=True, kw_only=True):
-    """`location` where it is sealed already; `version` is its version then."""
+    """`location` where it is sealed already; `version` is its version then. `why`: what it waits for, or lost it."""
 
     status: ReserveStatus
     version: int = 0
     location: BlockLocation | None = None
+    why: str = ""
 
 
 class ReserveNamesReply(Message, frozen=True, kw_only=True):

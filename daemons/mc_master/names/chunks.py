@@ -3,10 +3,12 @@
 import logging
 from typing import Final
 
+from daemons.config.segment_cut import SLOT_ALIGN
 from daemons.core.ids import BlockHash, NodeId
+from daemons.core.units import MIB
+from daemons.mc_master.blocks.lookups import MAX_LEASE_S
 from daemons.mc_master.names.telling import Telling
 from daemons.mc_master.state import MasterState
-from daemons.protocol.block import SealedBlock
 from daemons.protocol.name_hash import chunk_key
 from daemons.protocol.packed import SealedBlocks
 from daemons.service.bounded_log import BOUNDED
@@ -15,10 +17,12 @@ from daemons.store.directory.object_rows import MAX_SCANNED, OBJECT_MODEL, find_
 
 log = logging.getLogger(__name__)
 
-_MAX_CHUNKS: Final = 1 << 20
-"""Of the largest value in the smallest chunks."""
-_PUT_LEASE_S: Final = 3600.0
-"""Those of a put that never ends are freed as orphans long before."""
+MIN_CHUNK_BYTES: Final = MIB - SLOT_ALIGN
+"""No value is cut smaller."""
+_MAX_GAP: Final = 64
+"""Chunks missing in a row behind which no other is looked for: each node reports for itself, and they take turns."""
+_PUT_LEASE_S: Final = 2 * MAX_LEASE_S
+"""Those of a put that never ends are freed as orphans long before. No reader's is as long, so it is known by that."""
 _MAX_FREED_CHUNKS: Final = 1024
 """Along with their object; those beyond wait for the search for orphans."""
 _MAX_VAIN_CHUNKS: Final = 16_384
@@ -47,7 +51,17 @@ class Chunks:
             if not meta.name and self._names.is_held(meta.parent, block.version, now_s=now_s):
                 self._state.directory.lease_until(meta.hash, now_s + _PUT_LEASE_S)
             elif meta.name and meta.value_bytes > block.length:
-                self._end_put_leases(block, now_s + self._state.config.pool.lease_s)
+                self.end_put_leases(meta.hash, block.version, meta.value_bytes)
+
+    def end_put_leases(self, key: BlockHash, version: int, value_bytes: int) -> None:
+        """They may go when room is needed, but for those that are read. Some may be missing, or not be reported yet."""
+        end_lease, beyond_s = self._state.directory.end_lease, self._state.now_s() + MAX_LEASE_S
+        num_missing = 0
+        for index in range(value_bytes // MIN_CHUNK_BYTES + 1):
+            is_here = end_lease(chunk_key(key, version, index), beyond_s=beyond_s)
+            num_missing = 0 if is_here else num_missing + 1
+            if num_missing > _MAX_GAP:
+                return
 
     def free_with(self, key: BlockHash, version: int) -> None:
         """Those of an object whose version is dead."""
@@ -94,10 +108,3 @@ class Chunks:
         for node, hashes in orphans.items():
             log.info("chunks without an object node=%s num=%d", node, len(hashes), extra=BOUNDED)
             self._telling.free(node, hashes)
-
-    def _end_put_leases(self, block: SealedBlock, until_s: float) -> None:
-        directory = self._state.directory
-        for index in range(_MAX_CHUNKS):
-            chunk = chunk_key(block.meta.hash, block.version, index)
-            if not directory.lease_until(chunk, until_s):
-                return

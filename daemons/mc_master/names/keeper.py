@@ -123,6 +123,8 @@ class NameKeeper:
     def tick(self) -> None:
         """Once per beat interval."""
         self.names.expire(self._state.now_s())
+        for put in self.names.large.expire(self._state.now_s()):
+            self.chunks.end_put_leases(put.key, put.version, put.num_bytes)
         self.rebuilding.tick()
         for member in self._state.membership:
             if member.state == "suspect":

@@ -10,8 +10,10 @@ from daemons.config.segment_cut import SLOT_ALIGN, default_slab_bytes
 from daemons.core.errors import ProtocolError, Unavailable
 from daemons.core.ids import BlockHash, HostId, NodeId
 from daemons.core.units import MIB
+from daemons.mc_master.names.chunks import MIN_CHUNK_BYTES
 from daemons.mc_master.names.keeper import NameKeeper
 from daemons.mc_master.names.presence import REBUILDING, UNREACHABLE, Presence
+from daemons.mc_master.names.turns import Turns
 from daemons.mc_master.state import MasterState
 from daemons.protocol.name_hash import name_key
 from daemons.protocol.objects import (
@@ -43,6 +45,7 @@ class Reserving:
         self._state = state
         self._keeper = keeper
         self._presence = presence
+        self._turns = Turns(state, keeper.names.large)
 
     def reserve(self, message: ReserveNames) -> ReserveNamesReply:
         sizes = [item.value_bytes for item in message.names]
@@ -53,14 +56,20 @@ class Reserving:
         if not targets:
             raise Unavailable("no cache node is up to put to", retry_after_ms=500)
         hold_s = min(max(0.0, message.hold_ms / 1000), MAX_HOLD_S)
-        names = [self._reserve_one(message, item, hold_s) for item in message.names]
+        chunk_bytes = _chunk_bytes(targets)
+        names = [
+            self._reserve_one(message, item, hold_s, item.value_bytes > chunk_bytes)
+            for item in message.names
+        ]
+        if max(sizes, default=0) > chunk_bytes:
+            self._queue(message, names, chunk_bytes)
         self._state.conductor.num_plans += 1
         for member in targets if is_large else targets[:1]:
             member.last_chosen = self._state.conductor.num_plans
         return ReserveNamesReply(
             names=names,
             targets=[PutTarget(node=m.node.node, control=m.node.control) for m in targets],
-            chunk_bytes=_chunk_bytes(targets),
+            chunk_bytes=chunk_bytes,
             room_bytes=self._room_bytes() if is_large else None,
         )
 
@@ -73,9 +82,14 @@ class Reserving:
             was_held = names.is_held(key, item.version, now_s=now_s)
             if was_held or self._may_still_come(key, item.version):
                 names.give_up(key, item.version, now_s=now_s)
+            large_bytes = names.large.end(key, item.version) if names.large else 0
             if was_held and num_chunks > 0:
                 free = self._keeper.chunks.free_put_in_vain
                 self._state.loop.call_later(_REPORTED_S, free, key, item.version, num_chunks)
+            elif large_bytes or num_chunks > 0:
+                # Overtaken, or its object may be there after all: whether its chunks are of use shows later.
+                at_most = max(large_bytes, num_chunks * MIN_CHUNK_BYTES)
+                self._keeper.chunks.end_put_leases(key, item.version, at_most)
 
     def _may_still_come(self, key: BlockHash, version: int) -> bool:
         """Of a put whose reservation is over, or of an earlier master."""
@@ -83,23 +97,54 @@ class Reserving:
         return self._keeper.names.was_given(version) and not is_sealed
 
     def _reserve_one(
-        self, message: ReserveNames, item: NameToReserve, hold_s: float
+        self, message: ReserveNames, item: NameToReserve, hold_s: float, is_large: bool
     ) -> ReservedName:
         names, now_s = self._keeper.names, self._state.now_s()
         key = name_key(message.namespace, item.name)
         if item.version:
-            is_held = names.renew(key, item.version, now_s=now_s, hold_s=hold_s)
-            return ReservedName(status="reserved" if is_held else "lost", version=item.version)
+            return self._renew(key, item, hold_s, is_large)
         if not message.replaces:
             taken = self._taken(message.namespace, item.name, key)
             if taken is not None:
                 return taken
             if names.is_reserved(key, now_s=now_s):
                 return ReservedName(status="being_written")
-        return ReservedName(
-            status="reserved",
-            version=names.reserve(key, now_s=now_s, hold_s=hold_s, replaces=message.replaces),
-        )
+        if is_large and message.takes_turns:
+            waits = self._turns.waits(key, item.value_bytes)
+            if waits is not None:
+                return waits
+        version = names.reserve(key, now_s=now_s, hold_s=hold_s, replaces=message.replaces)
+        if is_large:
+            self._turns.hold(key, version, item.value_bytes, hold_s)
+        return ReservedName(status="reserved", version=version)
+
+    def _renew(
+        self, key: BlockHash, item: NameToReserve, hold_s: float, is_large: bool
+    ) -> ReservedName:
+        lost = self._turns.lost(key, item.version) if is_large else None
+        if lost is not None:
+            return lost
+        now_s = self._state.now_s()
+        is_held = self._keeper.names.renew(key, item.version, now_s=now_s, hold_s=hold_s)
+        if is_large and is_held:
+            self._turns.hold(key, item.version, item.value_bytes, hold_s)
+        return ReservedName(status="reserved" if is_held else "lost", version=item.version)
+
+    def _queue(
+        self, message: ReserveNames, names: Sequence[ReservedName], chunk_bytes: int
+    ) -> None:
+        """The first that waits gets a place; none where another one of the call has its turn: that is put first."""
+        large = [
+            (item, reserved)
+            for item, reserved in zip(message.names, names, strict=True)
+            if item.value_bytes > chunk_bytes
+        ]
+        if any(reserved.status == "reserved" for _, reserved in large):
+            return
+        for item, reserved in large:
+            if reserved.status == "waits_for_room":
+                self._turns.queue(name_key(message.namespace, item.name))
+                return
 
     def _taken(self, namespace: bytes, name: bytes, key: BlockHash) -> ReservedName | None:
         """Why a name that is not to be replaced cannot be put; None where nothing is known of it, as mostly."""
@@ -160,4 +205,4 @@ class Reserving:
 def _chunk_bytes(targets: Sequence[Member]) -> int:
     """With its trailer in the page that is left over a chunk fills a slot of which slabs have a whole number."""
     slabs = [default_slab_bytes(m.node.segments[0].capacity_bytes) for m in targets]
-    return max(MIB, min(_MAX_CHUNK, min(slabs) // _SLOTS_PER_SLAB)) - SLOT_ALIGN
+    return max(MIN_CHUNK_BYTES, min(_MAX_CHUNK, min(slabs) // _SLOTS_PER_SLAB) - SLOT_ALIGN)

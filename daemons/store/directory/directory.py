@@ -205,6 +205,13 @@ class Directory:
             self.leases.until_s.values[row] = until_s
         return row is not None
 
+    def end_lease(self, block_hash: BlockHash, *, beyond_s: float) -> bool:
+        """Of one that lasts beyond then; False when the block is not here."""
+        row = self.blocks.row_by_hash.get(block_hash)
+        if row is not None and self.leases.until_s.values.item(row) > beyond_s:
+            self.leases.until_s.values[row] = 0.0
+        return row is not None
+
     # -- space ---------------------------------------------------------------------------------------------------
 
     def victims(

@@ -10,6 +10,7 @@ from typing import Final
 
 from daemons.core.errors import Exhausted
 from daemons.core.ids import BlockHash, Incarnation
+from daemons.store.directory.large_puts import LargePuts
 from daemons.store.directory.tombstones import TTL_S
 
 COUNTER_BITS: Final = 40
@@ -98,6 +99,7 @@ class NameTable:
         self._incarnation = incarnation
         self._last = incarnation << COUNTER_BITS
         self._reserved: dict[BlockHash, _Reservation] = {}
+        self.large = LargePuts()
 
     def lived_with(self, version: int) -> Incarnation | None:
         """Of the master that gave this version out, where that was another one than this, and no earlier one."""
@@ -155,6 +157,7 @@ class NameTable:
         for held in self._reserved.values():
             if held.until_s > now_s - by_s:
                 held.until_s += by_s
+        self.large.extend(by_s, now_s=now_s)
 
     def is_reserved(self, key: BlockHash, *, now_s: float) -> bool:
         held = self._reserved.get(key)
@@ -195,6 +198,8 @@ class NameTable:
         held = self._reserved.get(key)
         if held is not None and held.version <= version:
             del self._reserved[key]
+        if self.large:
+            self.large.end_up_to(key, version)
         is_behind = held is not None and held.version < version
         late = self._late.version_of(key)
         if 0 < late <= version:
